@@ -1,0 +1,8 @@
+//! meshquota: quotas over a whole mesh, enforced by a proxy-wasm filter that runs a token bucket in Redis from
+//! inside stock Envoy.
+//!
+//! A pure core decides and a thin shell talks to the proxy. In reading order:
+//!
+//! * [`quota`]: capacity, refill and cost.
+
+pub mod quota;
