@@ -1,0 +1,20 @@
+//! The shell: the only code that talks to the proxy. It turns the proxy's callbacks into facts for the
+//! [limiter](crate::limiter), and the limiter's effects into calls of the proxy.
+//!
+//! * `host`: the calls of the proxy-wasm ABI that are used, each with its status.
+//! * `worker`: what the contexts of one worker share, and how effects are carried out.
+//! * `root`: the root context, one a worker and configuration: it owns the stream and the clock.
+//! * `http`: an HTTP context, one a request.
+//!
+//! Invariant: nothing in here panics, whatever the proxy answers; a panic outside a request would leave every paused
+//! request of the worker hanging. Shared state is never borrowed while the proxy is being called, since the proxy may
+//! call back.
+
+mod host;
+mod http;
+mod root;
+mod worker;
+
+proxy_wasm::main! {{
+    proxy_wasm::set_root_context(|context_id| Box::new(root::Root::new(context_id)));
+}}

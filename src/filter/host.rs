@@ -1,0 +1,224 @@
+//! The calls of the proxy-wasm ABI (version 0.2.1) that the filter makes.
+//!
+//! The SDK has wrappers of its own, but they panic on a status that they do not expect and on text that is not UTF-8.
+//! These return whatever the proxy says, and bytes.
+
+use std::time::Duration;
+
+use proxy_wasm::types::{BufferType, LogLevel, MapType};
+
+use crate::response::LocalReply;
+use crate::stats::{Metric, MetricType};
+
+/// A status other than OK. What it was changes nothing for a caller, except that the call did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused(u32);
+
+#[link(wasm_import_module = "env")]
+unsafe extern "C" {
+    fn proxy_log(level: u32, message: *const u8, size: usize) -> u32;
+    fn proxy_set_tick_period_milliseconds(period: u32) -> u32;
+    fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
+    fn proxy_get_property(path: *const u8, path_size: usize, value: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, size: usize) -> u32;
+    fn proxy_get_buffer_bytes(
+        buffer: u32,
+        start: usize,
+        length: usize,
+        value: *mut *mut u8,
+        size: *mut usize,
+    ) -> u32;
+    fn proxy_get_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *mut *mut u8,
+        size: *mut usize,
+    ) -> u32;
+    fn proxy_replace_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *const u8,
+        size: usize,
+    ) -> u32;
+    fn proxy_send_local_response(
+        status: u32,
+        details: *const u8,
+        details_size: usize,
+        body: *const u8,
+        body_size: usize,
+        headers: *const u8,
+        headers_size: usize,
+        grpc_status: i32,
+    ) -> u32;
+    fn proxy_continue_stream(stream: u32) -> u32;
+    fn proxy_set_effective_context(context_id: u32) -> u32;
+    fn proxy_grpc_send(token: u32, message: *const u8, size: usize, end_stream: u32) -> u32;
+    fn proxy_grpc_cancel(token: u32) -> u32;
+    fn proxy_get_status(code: *mut u32, message: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_define_metric(metric_type: u32, name: *const u8, size: usize, id: *mut u32) -> u32;
+    fn proxy_increment_metric(id: u32, by: i64) -> u32;
+    fn proxy_record_metric(id: u32, value: u64) -> u32;
+}
+
+fn ok(status: u32) -> Result<(), Refused> {
+    if status == 0 { Ok(()) } else { Err(Refused(status)) }
+}
+
+/// Takes over memory that the proxy had allocated in this module for a value.
+fn taken(value: *mut u8, size: usize) -> Vec<u8> {
+    if value.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the proxy got this memory from the SDK's `proxy_on_memory_allocate`, which is a vector of that capacity,
+    // has filled it, and has forgotten it.
+    unsafe { Vec::from_raw_parts(value, size, size) }
+}
+
+/// Writes a line to the proxy's log.
+pub fn log(level: LogLevel, message: &str) {
+    // SAFETY: pointer and length are of one string. The same holds for every pair below.
+    unsafe { proxy_log(level as u32, message.as_ptr(), message.len()) };
+}
+
+/// Asks for ticks of the effective context, which must be a root context. The first comes after one period.
+pub fn set_tick_period(period: Duration) -> Result<(), Refused> {
+    let milliseconds = u32::try_from(period.as_millis()).unwrap_or(u32::MAX).max(1);
+    ok(unsafe { proxy_set_tick_period_milliseconds(milliseconds) })
+}
+
+/// The time of day, in milliseconds since 1970, or zero where the proxy does not say.
+pub fn wall_ms() -> u64 {
+    let mut nanoseconds = 0;
+    // SAFETY: the pointer is to a local.
+    let status = unsafe { proxy_get_current_time_nanoseconds(&mut nanoseconds) };
+    if ok(status).is_ok() { nanoseconds / 1_000_000 } else { 0 }
+}
+
+/// The value of a property; the parts of its path are separated by zero bytes.
+pub fn property(path: &str) -> Option<Vec<u8>> {
+    let (mut value, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: the pointers are to locals; the value is taken over at once.
+    let status = unsafe { proxy_get_property(path.as_ptr(), path.len(), &mut value, &mut size) };
+    ok(status).ok().map(|()| taken(value, size))
+}
+
+/// Sets a property of the effective context, which an access log reads as `%FILTER_STATE(wasm.NAME:PLAIN)%`.
+pub fn set_property(name: &str, value: &str) -> Result<(), Refused> {
+    ok(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
+}
+
+/// The first bytes of a buffer, at most so many.
+pub fn buffer(buffer: BufferType, length: usize) -> Option<Vec<u8>> {
+    let (mut value, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: as in `property`.
+    let status = unsafe { proxy_get_buffer_bytes(buffer as u32, 0, length, &mut value, &mut size) };
+    ok(status).ok().map(|()| taken(value, size))
+}
+
+/// A header's value. The proxy joins the lines of x-forwarded-for; of others it gives the first.
+pub fn header(map: MapType, name: &str) -> Option<Vec<u8>> {
+    let (mut value, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: as in `property`.
+    let status =
+        unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), &mut value, &mut size) };
+    ok(status).ok().map(|()| taken(value, size)).filter(|value| !value.is_empty())
+}
+
+/// Sets a header, in place of all of that name.
+pub fn set_header(map: MapType, name: &str, value: &str) -> Result<(), Refused> {
+    ok(unsafe {
+        proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
+    })
+}
+
+/// Answers the request of the effective context.
+pub fn send_local_reply(reply: &LocalReply) -> Result<(), Refused> {
+    let headers = serialized(&reply.headers);
+    ok(unsafe {
+        proxy_send_local_response(
+            reply.status,
+            reply.details.as_ptr(),
+            reply.details.len(),
+            reply.body.as_ptr(),
+            reply.body.len(),
+            headers.as_ptr(),
+            headers.len(),
+            reply.grpc_status,
+        )
+    })
+}
+
+/// Headers as the ABI wants them: their number, the sizes of each name and value, then the texts, each ended by a zero
+/// byte. Numbers are of 32 bits, least significant byte first.
+fn serialized(headers: &[(&str, String)]) -> Vec<u8> {
+    fn number(size: usize) -> [u8; 4] {
+        u32::try_from(size).unwrap_or(u32::MAX).to_le_bytes()
+    }
+    let mut bytes = Vec::from(number(headers.len()));
+    for (name, value) in headers {
+        bytes.extend(number(name.len()));
+        bytes.extend(number(value.len()));
+    }
+    for (name, value) in headers {
+        for text in [name, value.as_str()] {
+            bytes.extend_from_slice(text.as_bytes());
+            bytes.push(0);
+        }
+    }
+    bytes
+}
+
+/// Lets the paused request of the effective context go on.
+pub fn continue_request() -> Result<(), Refused> {
+    const REQUEST: u32 = 0;
+    ok(unsafe { proxy_continue_stream(REQUEST) })
+}
+
+/// Makes the calls that follow count for another context. Refused where that context is gone: a normal case.
+pub fn set_effective_context(context_id: u32) -> Result<(), Refused> {
+    ok(unsafe { proxy_set_effective_context(context_id) })
+}
+
+/// Sends a message on a gRPC stream. The effective context must be the one that opened it.
+pub fn grpc_send(token: u32, message: &[u8]) -> Result<(), Refused> {
+    ok(unsafe { proxy_grpc_send(token, message.as_ptr(), message.len(), 0) })
+}
+
+/// Resets a gRPC stream. Its callbacks end with that.
+pub fn grpc_cancel(token: u32) -> Result<(), Refused> {
+    ok(unsafe { proxy_grpc_cancel(token) })
+}
+
+/// What the proxy says about the close of a gRPC stream, inside that callback.
+pub fn grpc_close_reason() -> String {
+    let (mut code, mut value, mut size) = (0, std::ptr::null_mut(), 0);
+    // SAFETY: as in `property`.
+    let status = unsafe { proxy_get_status(&mut code, &mut value, &mut size) };
+    let message = ok(status).ok().map(|()| taken(value, size)).unwrap_or_default();
+    String::from_utf8_lossy(&message).into_owned()
+}
+
+/// Defines a metric, or finds the one of that name.
+pub fn define_metric(metric: &Metric) -> Result<u32, Refused> {
+    let metric_type = match metric.metric_type {
+        MetricType::Counter => 0,
+        MetricType::Gauge => 1,
+        MetricType::Histogram => 2,
+    };
+    let mut id = 0;
+    // SAFETY: the pointers are to locals.
+    ok(unsafe { proxy_define_metric(metric_type, metric.name.as_ptr(), metric.name.len(), &mut id) })?;
+    Ok(id)
+}
+
+/// Adds to a counter or a gauge.
+pub fn increment_metric(id: u32, by: i64) -> Result<(), Refused> {
+    ok(unsafe { proxy_increment_metric(id, by) })
+}
+
+/// Records a value in a histogram.
+pub fn record_metric(id: u32, value: u64) -> Result<(), Refused> {
+    ok(unsafe { proxy_record_metric(id, value) })
+}

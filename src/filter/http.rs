@@ -1,0 +1,101 @@
+//! An HTTP context: one request, from its headers to its end.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proxy_wasm::traits::{Context, HttpContext};
+use proxy_wasm::types::{Action, MapType};
+
+use super::host;
+use super::worker::{Worker, set};
+use crate::decision::{Decision, Verdict};
+use crate::response::{Header, local_reply, quota_headers};
+use crate::rule::Facts;
+
+/// Where a request is.
+pub enum Phase {
+    /// Its headers have not come. A response now is the proxy's own or an earlier filter's.
+    New,
+    /// It is paused until its decision comes.
+    Waiting,
+    /// It was admitted; the response gets these headers.
+    Admitted([Header; 3]),
+    /// It goes on without a trace: no rule applies, or the failure mode let it through.
+    Passed,
+    /// The filter has answered it. What comes back is that answer.
+    Answered,
+}
+
+impl Phase {
+    /// The phase of a request that goes on.
+    pub fn of(decision: &Decision) -> Self {
+        match &decision.verdict {
+            Verdict::Allow(quota) => Self::Admitted(quota_headers(quota)),
+            Verdict::FailAllow | Verdict::FailDeny | Verdict::Deny { .. } => Self::Passed,
+        }
+    }
+}
+
+pub struct Http {
+    id: u32,
+    /// `None` where the root context has no configuration, and so no rule.
+    worker: Option<Worker>,
+    phase: Rc<RefCell<Phase>>,
+}
+
+impl Http {
+    pub fn new(id: u32, worker: Option<Worker>) -> Self {
+        Self { id, worker, phase: Rc::new(RefCell::new(Phase::New)) }
+    }
+}
+
+impl Context for Http {
+    fn on_done(&mut self) -> bool {
+        if let Some(worker) = &self.worker {
+            worker.gone(self.id);
+        }
+        true
+    }
+}
+
+impl HttpContext for Http {
+    fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+        let Some(worker) = &self.worker else { return Action::Continue };
+        let source_address = host::property("source\0address").unwrap_or_default();
+        let forwarded_for = if worker.needs_forwarded_for() {
+            host::header(MapType::HttpRequestHeaders, "x-forwarded-for")
+        } else {
+            None
+        };
+        let facts =
+            Facts { source_address: &source_address, forwarded_for: forwarded_for.as_deref() };
+        let Some(decision) = worker.request(self.id, &facts, &self.phase) else {
+            return match self.phase.try_borrow().as_deref() {
+                Ok(Phase::Waiting) => Action::Pause,
+                _ => Action::Continue,
+            };
+        };
+        worker.log_decision(&decision);
+        match local_reply(&decision.verdict) {
+            None => {
+                set(&self.phase, Phase::of(&decision));
+                Action::Continue
+            }
+            Some(reply) => {
+                set(&self.phase, Phase::Answered);
+                let _ = host::send_local_reply(&reply);
+                Action::Pause
+            }
+        }
+    }
+
+    fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
+        let Ok(phase) = self.phase.try_borrow() else { return Action::Continue };
+        if let Phase::Admitted(headers) = &*phase {
+            for (name, value) in headers {
+                let _ = host::set_header(MapType::HttpResponseHeaders, name, value);
+            }
+        }
+        Action::Continue
+    }
+}

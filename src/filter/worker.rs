@@ -1,0 +1,318 @@
+//! What the contexts of one worker share, and how the limiter's effects are carried out.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use proxy_wasm::types::LogLevel;
+
+use super::host;
+use super::http::Phase;
+use crate::config::Config;
+use crate::decision::Decision;
+use crate::limiter::{Admission, Effect, Limiter, RequestId};
+use crate::outage::Line;
+use crate::response::local_reply;
+use crate::rule::Facts;
+use crate::stats::{Change, Stats};
+
+/// The time between ticks while nothing is under way. Only a guard: whatever needs one sooner asks for it.
+const IDLE_TICK: Duration = Duration::from_secs(10);
+/// How soon counts are handed over where nothing else asks for a tick.
+const FLUSH_TICK: Duration = Duration::from_millis(50);
+
+/// The method of the stream's request, which the tunnel does not look at.
+const SERVICE: &str = "meshquota";
+const METHOD: &str = "Tunnel";
+
+/// A handle on what the contexts of one worker and one configuration share.
+#[derive(Clone)]
+pub struct Worker {
+    root_id: u32,
+    state: Rc<RefCell<State>>,
+}
+
+struct State {
+    limiter: Limiter,
+    /// The proxy's numbers for the metrics, in the order of [`Stats::metrics`].
+    metrics: Vec<u32>,
+    /// The stream to Redis, where there is one.
+    stream: Option<u32>,
+    /// Where to put the decisions of the requests that wait.
+    phases: HashMap<RequestId, Rc<RefCell<Phase>>>,
+    /// The tick period that the proxy was asked for last.
+    tick: Option<Duration>,
+}
+
+impl Worker {
+    /// A worker for a configuration, with its metrics defined.
+    pub fn new(root_id: u32, config: Config) -> Self {
+        let mut metrics = Vec::new();
+        for metric in Stats::metrics(config.rules.iter().map(|rule| rule.name().as_str())) {
+            // A metric that cannot be defined is missed, and nothing else.
+            metrics.push(host::define_metric(&metric).unwrap_or(u32::MAX));
+        }
+        let limiter = Limiter::new(config, seed(root_id), Instant::now());
+        let state =
+            State { limiter, metrics, stream: None, phases: HashMap::new(), tick: None };
+        Self { root_id, state: Rc::new(RefCell::new(state)) }
+    }
+
+    /// Asks for the first tick, which opens the stream. The root context is the effective one.
+    pub fn start(&self) {
+        self.arm(Instant::now(), self.root_id);
+    }
+
+    /// Does something with the state. `None` where it is in use, which no path leads to: the proxy is never called
+    /// while it is borrowed.
+    fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> Option<R> {
+        self.state.try_borrow_mut().ok().map(|mut state| act(&mut state))
+    }
+
+    /// Whether facts about a request have to include its x-forwarded-for.
+    pub fn needs_forwarded_for(&self) -> bool {
+        self.with(|state| state.limiter.config().client_ip.needs_forwarded_for()).unwrap_or(false)
+    }
+
+    /// A request has come; its context is the effective one. `None` where it waits or no rule applies: the phase says
+    /// which.
+    pub fn request(&self, id: RequestId, facts: &Facts<'_>, phase: &Rc<RefCell<Phase>>) -> Option<Decision> {
+        let now = Instant::now();
+        let admission = self.with(|state| {
+            let admission = state.limiter.request(now, host::wall_ms, id, facts);
+            if admission == Admission::Waits {
+                state.phases.insert(id, Rc::clone(phase));
+            }
+            admission
+        });
+        let decided = match admission {
+            Some(Admission::Waits) => {
+                set(phase, Phase::Waiting);
+                None
+            }
+            Some(Admission::Decided(decision)) => Some(decision),
+            Some(Admission::NotLimited) | None => {
+                set(phase, Phase::Passed);
+                None
+            }
+        };
+        // The calls go out on the stream of the root context.
+        let sooner = self.carry_out(now, id);
+        decided.or(sooner)
+    }
+
+    /// The context of a request ends.
+    pub fn gone(&self, id: RequestId) {
+        self.with(|state| {
+            if state.phases.remove(&id).is_some() {
+                state.limiter.gone(id);
+            }
+        });
+    }
+
+    /// A tick of the root context.
+    pub fn tick(&self) {
+        let now = Instant::now();
+        self.with(|state| state.limiter.tick(now));
+        self.carry_out(now, self.root_id);
+        self.flush();
+    }
+
+    /// The stream with this token has reached Redis.
+    pub fn connected(&self, token: u32) {
+        self.on_stream(token, |limiter, now| limiter.connected(now));
+    }
+
+    /// Bytes have come on the stream with this token.
+    pub fn received(&self, token: u32, bytes: &[u8]) {
+        self.on_stream(token, |limiter, now| limiter.received(now, bytes));
+    }
+
+    /// The stream with this token is gone.
+    pub fn closed(&self, token: u32, reason: &str) {
+        let current = self.with(|state| state.stream.take_if(|current| *current == token).is_some());
+        if current == Some(true) {
+            let now = Instant::now();
+            self.with(|state| state.limiter.closed(now, reason));
+            self.carry_out(now, self.root_id);
+        }
+    }
+
+    /// The configuration ends on this worker: no request is left.
+    pub fn shut_down(&self) {
+        if let Some(token) = self.with(|state| state.stream.take()).flatten() {
+            let _ = host::grpc_cancel(token);
+        }
+        self.with(|state| {
+            state.limiter.closed(Instant::now(), "shutting down");
+            state.limiter.stats().gauges(0, false);
+        });
+        self.flush();
+    }
+
+    fn on_stream(&self, token: u32, act: impl FnOnce(&mut Limiter, Instant)) {
+        let now = Instant::now();
+        let current = self.with(|state| {
+            // A stream that was given up may still have had something to say.
+            let current = state.stream == Some(token);
+            if current {
+                act(&mut state.limiter, now);
+            }
+            current
+        });
+        if current == Some(true) {
+            self.carry_out(now, self.root_id);
+        }
+    }
+
+    /// Carries out what the limiter wants, then asks for the tick that it wants. `effective` is the context for which
+    /// the proxy made the current callback. The decision for that very context is returned and not carried out: a
+    /// request that is not paused yet cannot be resumed.
+    fn carry_out(&self, now: Instant, effective: u32) -> Option<Decision> {
+        let mut own = None;
+        while let Some(effect) = self.with(|state| state.limiter.next_effect(now)).flatten() {
+            match effect {
+                Effect::Open => self.open(now),
+                Effect::Send(bytes) => self.send(now, &bytes, effective),
+                Effect::Close => self.close(effective),
+                Effect::Decide(id, decision) if id == effective => {
+                    self.with(|state| state.phases.remove(&id));
+                    own = Some(decision);
+                }
+                Effect::Decide(id, decision) => self.decide(id, &decision, effective),
+                Effect::Log(Line::Warning(line)) => host::log(LogLevel::Warn, &line),
+                Effect::Log(Line::Info(line)) => host::log(LogLevel::Info, &line),
+            }
+        }
+        self.arm(now, effective);
+        own
+    }
+
+    fn open(&self, now: Instant) {
+        let cluster = self.with(|state| state.limiter.config().redis.cluster.clone());
+        let Some(cluster) = cluster else { return };
+        // The SDK hands the stream's callbacks to the context that is active now: effects that open a stream come from
+        // ticks, which are the root context's.
+        match proxy_wasm::hostcalls::open_grpc_stream(&cluster, SERVICE, METHOD, Vec::new()) {
+            Ok(token) => {
+                self.with(|state| state.stream = Some(token));
+            }
+            Err(_) => {
+                let reason = format!("no cluster {cluster}, or no stream to it");
+                self.with(|state| state.limiter.closed(now, &reason));
+            }
+        }
+    }
+
+    fn send(&self, now: Instant, bytes: &[u8], effective: u32) {
+        let sent = match self.with(|state| state.stream).flatten() {
+            Some(token) => self.as_root(effective, || host::grpc_send(token, bytes)).is_ok(),
+            None => false,
+        };
+        if !sent {
+            self.close(effective);
+            self.with(|state| state.limiter.closed(now, "the stream takes no more"));
+        }
+    }
+
+    fn close(&self, effective: u32) {
+        if let Some(token) = self.with(|state| state.stream.take()).flatten() {
+            // Refused where it is closed already.
+            let _ = self.as_root(effective, || host::grpc_cancel(token));
+        }
+    }
+
+    /// Does to a request what was decided. Its client may have left: a normal case.
+    fn decide(&self, id: RequestId, decision: &Decision, effective: u32) {
+        let phase = self.with(|state| state.phases.remove(&id)).flatten();
+        let Some(phase) = phase else { return };
+        if host::set_effective_context(id).is_ok() {
+            self.log_decision(decision);
+            match local_reply(&decision.verdict) {
+                None => {
+                    set(&phase, Phase::of(decision));
+                    let _ = host::continue_request();
+                }
+                Some(reply) => {
+                    set(&phase, Phase::Answered);
+                    let _ = host::send_local_reply(&reply);
+                }
+            }
+        }
+        let _ = host::set_effective_context(effective);
+    }
+
+    /// Writes a decision where an access log finds it. The request's context is the effective one.
+    pub fn log_decision(&self, decision: &Decision) {
+        let _ = host::set_property("quota_decision", decision.verdict.outcome().name());
+        let rule = self.with(|state| {
+            state.limiter.config().rules.get(decision.rule).map(|rule| rule.name().clone())
+        });
+        if let Some(rule) = rule.flatten() {
+            let _ = host::set_property("quota_rule", rule.as_str());
+        }
+        if let Some(quota) = decision.verdict.quota() {
+            let _ = host::set_property("quota_remaining", &quota.remaining.to_string());
+        }
+    }
+
+    fn as_root<R>(&self, effective: u32, act: impl FnOnce() -> Result<R, host::Refused>) -> Result<R, host::Refused> {
+        if effective == self.root_id {
+            return act();
+        }
+        host::set_effective_context(self.root_id)?;
+        let done = act();
+        let _ = host::set_effective_context(effective);
+        done
+    }
+
+    /// Asks for the tick that is wanted next, where the one that is coming is not it. A tick that comes too early does
+    /// no harm, so a request asks only for sooner ones; the ticks themselves find out when they may be rarer.
+    fn arm(&self, now: Instant, effective: u32) {
+        let in_tick = effective == self.root_id;
+        let wanted = self.with(|state| {
+            let flush = state.limiter.stats().is_dirty().then_some(FLUSH_TICK);
+            let wanted = state.limiter.next_tick(now).into_iter().chain(flush).min().unwrap_or(IDLE_TICK);
+            let change = state.tick.is_none_or(|tick| wanted < tick || (in_tick && wanted != tick));
+            change.then(|| {
+                state.tick = Some(wanted);
+                wanted
+            })
+        });
+        if let Some(period) = wanted.flatten() {
+            let _ = self.as_root(effective, || host::set_tick_period(period));
+        }
+    }
+
+    /// Hands the counts over to the proxy.
+    fn flush(&self) {
+        let changes = self.with(|state| {
+            let changes = state.limiter.stats().take();
+            let id = |place: usize| state.metrics.get(place).copied().unwrap_or(u32::MAX);
+            changes.into_iter().map(|change| (id(change.metric()), change)).collect::<Vec<_>>()
+        });
+        for (id, change) in changes.unwrap_or_default() {
+            let _ = match change {
+                Change::Add(_, by) => host::increment_metric(id, by),
+                Change::Record(_, value) => host::record_metric(id, value),
+            };
+        }
+    }
+}
+
+/// Sets a phase. It is in use only while its own context changes it, which calls nothing.
+pub fn set(phase: &RefCell<Phase>, to: Phase) {
+    if let Ok(mut phase) = phase.try_borrow_mut() {
+        *phase = to;
+    }
+}
+
+/// A number that differs between workers and starts: their clocks and places in memory do.
+fn seed(root_id: u32) -> u64 {
+    use std::hash::{BuildHasher, Hasher};
+    let mut hasher = std::collections::hash_map::RandomState::new().build_hasher();
+    hasher.write_u32(root_id);
+    hasher.write_u64(host::wall_ms());
+    hasher.finish()
+}
