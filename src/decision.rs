@@ -171,11 +171,7 @@ fn longest_wait(denials: &[(usize, Quota, Wait)]) -> Option<Duration> {
 
 fn quota(limits: &[Limit], standing: &Standing) -> Option<Quota> {
     let limit = limits.get(standing.limit)?;
-    Some(Quota {
-        capacity: limit.capacity().get(),
-        remaining: standing.remaining,
-        reset_after: standing.reset_after,
-    })
+    Some(Quota { capacity: limit.capacity().get(), remaining: standing.remaining, reset_after: standing.reset_after })
 }
 
 /// Compares what is left relative to the capacity, without a division: a/b < c/d where a·d < c·b.
@@ -186,6 +182,8 @@ fn scarcer(one: &Quota, other: &Quota) -> Ordering {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
     use crate::quota::{Capacity, Refill};
 
@@ -198,7 +196,7 @@ mod tests {
     }
 
     fn granted(remaining: u64) -> Result<Outcome, Failure> {
-        Ok(Outcome::Granted { granted: 1, standing: standing(remaining), retry_after: Duration::ZERO })
+        Ok(Outcome::Granted { granted: NonZeroU32::MIN, refused: None, standing: standing(remaining) })
     }
 
     fn denied(seconds: u64) -> Result<Outcome, Failure> {
@@ -212,11 +210,8 @@ mod tests {
     /// What becomes of a request whose rules have these capacities and said this.
     fn check(said: &[(u64, Result<Outcome, Failure>)], mode: FailureMode, expected: &str) {
         let rules = said.iter().map(|(capacity, said)| (limits(*capacity), said)).collect::<Vec<_>>();
-        let answers = rules
-            .iter()
-            .enumerate()
-            .map(|(rule, (limits, said))| Answer { rule, limits, said })
-            .collect::<Vec<_>>();
+        let answers =
+            rules.iter().enumerate().map(|(rule, (limits, said))| Answer { rule, limits, said }).collect::<Vec<_>>();
         let told = decide(&answers, mode).map(|decision| {
             let verdict = match decision.verdict {
                 Verdict::Allow(quota) => format!("allow {}/{}", quota.remaining, quota.capacity),

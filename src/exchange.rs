@@ -240,7 +240,9 @@ impl<T> Exchange<T> {
 
     /// The stream that was asked for has reached the server.
     pub fn connected(&mut self, now: Instant) {
-        let Link::Opening { .. } = self.link else { return };
+        let Link::Opening { .. } = self.link else {
+            return;
+        };
         if self.ever_connected {
             self.counts.reconnects = self.counts.reconnects.saturating_add(1);
         }
@@ -508,7 +510,6 @@ impl<T> Exchange<T> {
             Link::Ready { since, proven } => proven || now.saturating_duration_since(since) >= PROVEN_AFTER,
             _ => false,
         };
-        let retired = matches!(&failure, Failure::Error { kind, .. } if kind.retires_connection());
         self.replies.clear();
         self.outbox.clear();
         while let Some(owed) = self.owed.pop_front() {
@@ -516,7 +517,7 @@ impl<T> Exchange<T> {
                 self.answer(now, waiting, Err(failure.clone()));
             }
         }
-        if proven && !retired {
+        if proven {
             self.backoff.reset();
             self.link = Link::Idle { since: now };
             return;

@@ -4,5 +4,36 @@
 //! A pure core decides and a thin shell talks to the proxy. In reading order:
 //!
 //! * [`quota`]: capacity, refill and cost.
+//! * [`script`]: the bucket's script in Redis, its calls and its replies.
+//! * [`client_ip`]: which address is the client's.
+//! * [`key`]: identities as keys of Redis.
+//! * [`rule`]: which rules a request meets, and the charges that they make.
+//! * [`config`]: JSON to a configuration that cannot be wrong.
+//! * [`exchange`]: the conversation with Redis, without I/O.
+//! * [`decision`]: what the buckets said, and what becomes of the request.
+//! * [`response`]: what the client sees of it.
+//! * [`stats`] and [`outage`]: what the operator sees.
+//! * [`limiter`]: all of it together, for one worker.
+//! * `filter`: the shell, which exists only in the module.
 
 pub mod quota;
+pub mod script;
+
+pub mod client_ip;
+pub mod key;
+pub mod rule;
+
+pub mod config;
+
+pub mod exchange;
+
+pub mod decision;
+pub mod response;
+
+pub mod outage;
+pub mod stats;
+
+pub mod limiter;
+
+#[cfg(target_arch = "wasm32")]
+mod filter;

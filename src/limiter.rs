@@ -18,7 +18,7 @@ use crate::config::{Clock, Config};
 use crate::decision::{Answer, Decision, decide, rule_outcome};
 use crate::exchange::{self, ErrorKind, Exchange, Failure, Reply, Settings, greeting};
 use crate::outage::{Line, Outage};
-use crate::rule::{Application, Charge, Facts};
+use crate::rule::{self, Application, Charge, Facts};
 use crate::script::{Call, Outcome};
 use crate::stats::{CallResult, Counter, Stats};
 
@@ -91,7 +91,11 @@ impl Limiter {
         let settings = Settings {
             timeout: redis.timeout,
             max_in_flight: redis.max_in_flight,
-            greeting: greeting(redis.username(), redis.password(), redis.database),
+            greeting: greeting(
+                redis.credentials.username.as_deref(),
+                redis.credentials.password.as_deref(),
+                redis.database,
+            ),
             seed,
         };
         Self {
@@ -123,7 +127,7 @@ impl Limiter {
             Clock::Proxy => Some(wall_ms()),
         };
         let mut parts = Vec::new();
-        for application in self.config.apply(facts) {
+        for application in rule::apply(&self.config, facts) {
             match application {
                 Application::Charge(charge) => parts.push(Part { charge, now_ms, said: None }),
                 Application::Skipped { rule } => self.stats.count(Counter::Skipped(rule)),
@@ -210,11 +214,9 @@ impl Limiter {
 
     fn answered(&mut self, now: Instant, who: Ticket, answer: Result<Reply, Failure>, took: Duration) {
         let limits = match who {
-            Ticket::Request(id, place) => self
-                .waiting
-                .get(&id)
-                .and_then(|parts| parts.get(place))
-                .map(|part| part.charge.limits().len()),
+            Ticket::Request(id, place) => {
+                self.waiting.get(&id).and_then(|parts| parts.get(place)).map(|part| part.charge.limits().len())
+            }
             Ticket::GiveBack => None,
         };
         let said = match (answer, limits) {
@@ -239,8 +241,12 @@ impl Limiter {
             // An answer to something else: replies and commands are out of step.
             self.exchange.distrust(now, failure.clone());
         }
-        let Ticket::Request(id, place) = who else { return };
-        let Some(parts) = self.waiting.get_mut(&id) else { return };
+        let Ticket::Request(id, place) = who else {
+            return;
+        };
+        let Some(parts) = self.waiting.get_mut(&id) else {
+            return;
+        };
         if let Some(part) = parts.get_mut(place) {
             part.said = Some(said);
         }

@@ -64,7 +64,9 @@ impl Outage {
 
     /// A call was answered.
     pub fn answered(&mut self, now: Instant) -> Option<Line> {
-        let Self::Since { began, last, failed, .. } = *self else { return None };
+        let Self::Since { began, last, failed, .. } = *self else {
+            return None;
+        };
         if now.saturating_duration_since(last) < QUIET_FOR {
             return None;
         }

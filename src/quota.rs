@@ -54,16 +54,12 @@ impl Refill {
         if tokens > MAX_UNITS || period_ms > MAX_PERIOD_MS {
             return None;
         }
-        let (Some(tokens), Some(period_ms)) = (NonZeroU64::new(tokens), NonZeroU64::new(period_ms))
-        else {
+        let (Some(tokens), Some(period_ms)) = (NonZeroU64::new(tokens), NonZeroU64::new(period_ms)) else {
             return None;
         };
         let divisor = greatest_common_divisor(tokens, period_ms);
         // Dividing by a common divisor leaves at least one of each.
-        match (
-            NonZeroU64::new(tokens.get() / divisor.get()),
-            NonZeroU64::new(period_ms.get() / divisor.get()),
-        ) {
+        match (NonZeroU64::new(tokens.get() / divisor.get()), NonZeroU64::new(period_ms.get() / divisor.get())) {
             (Some(tokens), Some(period_ms)) => Some(Self { tokens, period_ms }),
             _ => None,
         }
@@ -201,18 +197,10 @@ mod tests {
 
     #[test]
     fn a_limit_without_a_capacity_holds_a_second_of_refill_and_at_least_one_token() {
-        let cases = [
-            ((10, 1000), 10),
-            ((100, 60_000), 1),
-            ((90, 60_000), 1),
-            ((200, 60_000), 3),
-            ((MAX_UNITS, 1), MAX_UNITS),
-        ];
+        let cases =
+            [((10, 1000), 10), ((100, 60_000), 1), ((90, 60_000), 1), ((200, 60_000), 3), ((MAX_UNITS, 1), MAX_UNITS)];
         for ((tokens, period), capacity) in cases {
-            assert_eq!(
-                Refill::new(tokens, period).unwrap().per_second().get(),
-                capacity
-            );
+            assert_eq!(Refill::new(tokens, period).unwrap().per_second().get(), capacity);
         }
     }
 

@@ -55,8 +55,7 @@ pub enum CallResult {
 }
 
 impl CallResult {
-    const ALL: [Self; 6] =
-        [Self::Ok, Self::Noscript, Self::Timeout, Self::Overload, Self::Error, Self::Late];
+    const ALL: [Self; 6] = [Self::Ok, Self::Noscript, Self::Timeout, Self::Overload, Self::Error, Self::Late];
 
     const fn name(self) -> &'static str {
         match self {
@@ -161,10 +160,7 @@ impl Stats {
         metrics.push(counter("meshquota_reconnects_total".to_owned()));
         metrics.push(gauge("meshquota_redis_in_flight"));
         metrics.push(gauge("meshquota_connected"));
-        metrics.push(Metric {
-            metric_type: MetricType::Histogram,
-            name: "meshquota_redis_call_ms".to_owned(),
-        });
+        metrics.push(Metric { metric_type: MetricType::Histogram, name: "meshquota_redis_call_ms".to_owned() });
         for rule in rules {
             for outcome in RuleOutcome::ALL {
                 let labels = [("rule", rule), ("outcome", outcome.name())];

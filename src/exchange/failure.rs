@@ -153,10 +153,7 @@ impl ErrorReply {
 pub fn printable(text: &str) -> String {
     const LONGEST: usize = 160;
     let text = text.split(", with args beginning").next().unwrap_or_default();
-    text.chars()
-        .map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' })
-        .take(LONGEST)
-        .collect()
+    text.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).take(LONGEST).collect()
 }
 
 #[cfg(test)]
@@ -191,14 +188,13 @@ mod tests {
                 "ERR Error running script (call to f_aa): @user_script:4: WRONGTYPE Operation against a key",
                 ErrorKind::Type,
             ),
-            (
-                "ERR Error running script (call to f_aa): @user_script:9: OOM command not allowed",
-                ErrorKind::Oom,
-            ),
+            ("ERR Error running script (call to f_aa): @user_script:9: OOM command not allowed", ErrorKind::Oom),
         ];
         for (text, kind) in cases {
             match ErrorReply::sort(text.as_bytes()) {
-                ErrorReply::Failure(Failure::Error { kind: found, .. }) => assert_eq!(found, *kind, "{text}"),
+                ErrorReply::Failure(Failure::Error { kind: found, .. }) => {
+                    assert_eq!(found, *kind, "{text}")
+                }
                 other => panic!("{text}: {other:?}"),
             }
         }

@@ -98,7 +98,9 @@ fn measure(bytes: &[u8]) -> Result<Option<usize>, Violation> {
                     return Err(Violation::TooLong);
                 }
                 if let Ok(length) = usize::try_from(length) {
-                    let Some((_, after)) = rest.split_at_checked(length) else { return Ok(None) };
+                    let Some((_, after)) = rest.split_at_checked(length) else {
+                        return Ok(None);
+                    };
                     // The parser takes any two bytes for the end of the line.
                     match after {
                         [b'\r', b'\n', ..] => {}
@@ -127,11 +129,15 @@ fn measure(bytes: &[u8]) -> Result<Option<usize>, Violation> {
 
 /// Takes a type byte and the rest of its line off the front.
 fn take_line<'a>(rest: &mut &'a [u8]) -> Result<Option<(u8, &'a [u8])>, Violation> {
-    let Some((kind, after)) = rest.split_first() else { return Ok(None) };
+    let Some((kind, after)) = rest.split_first() else {
+        return Ok(None);
+    };
     if !matches!(kind, b'+' | b'-' | b':' | b'$' | b'*') {
         return Err(Violation::UnknownType(*kind));
     }
-    let Some(end) = after.iter().position(|byte| *byte == b'\n') else { return Ok(None) };
+    let Some(end) = after.iter().position(|byte| *byte == b'\n') else {
+        return Ok(None);
+    };
     let (line, next) = after.split_at(end);
     let line = line.strip_suffix(b"\r").ok_or(Violation::Malformed)?;
     *rest = next.get(1..).unwrap_or_default();
@@ -222,7 +228,8 @@ mod tests {
 
     #[test]
     fn a_reply_that_never_ends_is_refused_before_it_fills_memory() {
-        let endless: &[(&[u8], &[u8])] = &[(b"+", b"aaaaaaaa"), (b"*64\r\n", b"+aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"), (b"$16000\r\n", b"a")];
+        let endless: &[(&[u8], &[u8])] =
+            &[(b"+", b"aaaaaaaa"), (b"*64\r\n", b"+aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"), (b"$16000\r\n", b"a")];
         for (start, more) in endless {
             let mut replies = Replies::default();
             replies.push(start);

@@ -53,7 +53,7 @@ struct Talk {
 
 fn call() -> crate::script::Call {
     let limit = Limit::new(Capacity::new(10).unwrap(), Refill::new(1, 1000).unwrap()).unwrap();
-    crate::script::Call::charge([(b"quota:{a:1.2.3.4}:0".as_slice(), &limit)], Cost::ONE, NonZeroU32::MIN, None)
+    crate::script::Call::charge([("quota:{a:1.2.3.4}:0", limit)], Cost::ONE, NonZeroU32::MIN, None)
 }
 
 fn settings() -> Settings {
@@ -226,7 +226,20 @@ fn a_call_past_its_deadline_is_not_sent_again_when_its_script_turns_out_unknown(
 fn no_more_than_max_in_flight_calls_are_under_way_late_ones_included() {
     check(
         &settings(),
-        &[Wait(1), Connected, Call(1), Call(2), Call(3), Call(4), Call(5), Wait(60), Call(6), Hear(OK), Call(7), Hear(&[OK, OK, OK, OK].concat())],
+        &[
+            Wait(1),
+            Connected,
+            Call(1),
+            Call(2),
+            Call(3),
+            Call(4),
+            Call(5),
+            Wait(60),
+            Call(6),
+            Hear(OK),
+            Call(7),
+            Hear(&[OK, OK, OK, OK].concat()),
+        ],
         "open EVALSHA EVALSHA EVALSHA EVALSHA EVALSHA",
         &[
             (5, "at once: overload: redis.max_in_flight calls are waiting already"),
@@ -254,7 +267,19 @@ fn what_was_sent_on_a_stream_that_breaks_fails_and_is_not_repeated() {
 fn half_a_reply_before_a_break_is_no_part_of_the_next_stream() {
     check(
         &settings(),
-        &[Wait(1), Connected, Call(1), Hear(OK), Call(2), Hear(b"*5\r\n:1\r\n:9"), Closed, Wait(1), Connected, Call(3), Hear(OK)],
+        &[
+            Wait(1),
+            Connected,
+            Call(1),
+            Hear(OK),
+            Call(2),
+            Hear(b"*5\r\n:1\r\n:9"),
+            Closed,
+            Wait(1),
+            Connected,
+            Call(3),
+            Hear(OK),
+        ],
         "open EVALSHA EVALSHA open EVALSHA",
         &[(1, FIVE), (2, CUT), (3, FIVE)],
     );
@@ -307,8 +332,19 @@ fn bytes_that_are_no_reply_close_the_stream_and_fail_what_waits() {
         (b"$99999\r\n", "protocol: a reply that is too long"),
     ];
     for (garbage, failure) in cases {
-        let steps =
-            [Wait(1), Connected, Call(1), Call(2), Call(3), Hear(OK), Hear(garbage), Wait(25), Connected, Call(4), Hear(OK)];
+        let steps = [
+            Wait(1),
+            Connected,
+            Call(1),
+            Call(2),
+            Call(3),
+            Hear(OK),
+            Hear(garbage),
+            Wait(25),
+            Connected,
+            Call(4),
+            Hear(OK),
+        ];
         check(
             &settings(),
             &steps,
@@ -356,11 +392,56 @@ fn a_replica_or_missing_credentials_retire_the_connection() {
     ] {
         check(
             &settings(),
-            &[Wait(1), Connected, Call(1), Hear(OK), Call(2), Call(3), Hear(reply), Wait(25), Connected, Call(4), Hear(OK)],
+            &[
+                Wait(1),
+                Connected,
+                Call(1),
+                Hear(OK),
+                Call(2),
+                Call(3),
+                Hear(reply),
+                Wait(25),
+                Connected,
+                Call(4),
+                Hear(OK),
+            ],
             "open EVALSHA EVALSHA EVALSHA close open EVALSHA",
             &[(1, FIVE), (2, failure), (3, failure), (4, FIVE)],
         );
     }
+}
+
+#[test]
+fn what_was_about_to_be_sent_again_does_not_go_out_on_the_next_stream() {
+    let replies = [NOSCRIPT, b"garbage"].concat();
+    let steps = [Wait(1), Connected, Call(1), Hear(&replies), Wait(25), Connected, Call(2), Hear(OK)];
+    let told = Talk::new(settings()).hold(&steps, Cut::Whole);
+    assert_eq!(told.did, ["open", "EVALSHA", "close", "open", "EVALSHA"]);
+    assert_eq!(told.answers.len(), 2);
+}
+
+#[test]
+fn a_second_connection_to_a_replica_is_not_followed_by_a_third_at_once() {
+    let readonly = b"-READONLY x\r\n";
+    let steps = [
+        Wait(1),
+        Connected,
+        Call(1),
+        Hear(OK),
+        Call(2),
+        Hear(readonly),
+        Call(3),
+        Wait(1),
+        Connected,
+        Hear(readonly),
+        Call(4),
+    ];
+    check(
+        &settings(),
+        &steps,
+        "open EVALSHA EVALSHA close open EVALSHA close",
+        &[(1, FIVE), (2, "readonly: READONLY x"), (3, "readonly: READONLY x"), (4, "at once: readonly: READONLY x")],
+    );
 }
 
 #[test]
@@ -424,12 +505,7 @@ fn a_stream_that_stalls_is_given_up_and_a_new_one_opened() {
 
 #[test]
 fn a_worker_that_was_away_reads_its_sockets_before_it_calls_a_reply_late() {
-    check(
-        &settings(),
-        &[Wait(1), Connected, Call(1), Away(80), Hear(OK)],
-        "open EVALSHA",
-        &[(1, FIVE)],
-    );
+    check(&settings(), &[Wait(1), Connected, Call(1), Away(80), Hear(OK)], "open EVALSHA", &[(1, FIVE)]);
     // Once, not for ever.
     check(&settings(), &[Wait(1), Connected, Call(1), Away(80), Away(80)], "open EVALSHA", &[(1, LATE)]);
 }
@@ -491,7 +567,8 @@ fn every_call_is_answered_once_whatever_happens() {
                 4 => talk.wait(random.u64(0..80)),
                 5 if random.u32(0..4) == 0 => talk.exchange.closed(talk.now, "cut"),
                 6 => {
-                    let reply: &[u8] = [OK, NOSCRIPT, b"-READONLY x\r\n", b"*5\r\n:1", b"-OOM x\r\n", OK][random.usize(0..6)];
+                    let reply: &[u8] =
+                        [OK, NOSCRIPT, b"-READONLY x\r\n", b"*5\r\n:1", b"-OOM x\r\n", OK][random.usize(0..6)];
                     talk.hear(reply, Cut::At(random.usize(0..10)));
                 }
                 _ => talk.hear(OK, Cut::Whole),

@@ -21,13 +21,7 @@ unsafe extern "C" {
     fn proxy_get_current_time_nanoseconds(time: *mut u64) -> u32;
     fn proxy_get_property(path: *const u8, path_size: usize, value: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_set_property(path: *const u8, path_size: usize, value: *const u8, size: usize) -> u32;
-    fn proxy_get_buffer_bytes(
-        buffer: u32,
-        start: usize,
-        length: usize,
-        value: *mut *mut u8,
-        size: *mut usize,
-    ) -> u32;
+    fn proxy_get_buffer_bytes(buffer: u32, start: usize, length: usize, value: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_get_header_map_value(
         map: u32,
         name: *const u8,
@@ -121,16 +115,13 @@ pub fn buffer(buffer: BufferType, length: usize) -> Option<Vec<u8>> {
 pub fn header(map: MapType, name: &str) -> Option<Vec<u8>> {
     let (mut value, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: as in `property`.
-    let status =
-        unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), &mut value, &mut size) };
+    let status = unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), &mut value, &mut size) };
     ok(status).ok().map(|()| taken(value, size)).filter(|value| !value.is_empty())
 }
 
 /// Sets a header, in place of all of that name.
 pub fn set_header(map: MapType, name: &str, value: &str) -> Result<(), Refused> {
-    ok(unsafe {
-        proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len())
-    })
+    ok(unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
 }
 
 /// Answers the request of the effective context.

@@ -60,15 +60,16 @@ impl Context for Http {
 
 impl HttpContext for Http {
     fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
-        let Some(worker) = &self.worker else { return Action::Continue };
+        let Some(worker) = &self.worker else {
+            return Action::Continue;
+        };
         let source_address = host::property("source\0address").unwrap_or_default();
         let forwarded_for = if worker.needs_forwarded_for() {
             host::header(MapType::HttpRequestHeaders, "x-forwarded-for")
         } else {
             None
         };
-        let facts =
-            Facts { source_address: &source_address, forwarded_for: forwarded_for.as_deref() };
+        let facts = Facts { source_address: &source_address, forwarded_for: forwarded_for.as_deref() };
         let Some(decision) = worker.request(self.id, &facts, &self.phase) else {
             return match self.phase.try_borrow().as_deref() {
                 Ok(Phase::Waiting) => Action::Pause,
@@ -90,7 +91,9 @@ impl HttpContext for Http {
     }
 
     fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
-        let Ok(phase) = self.phase.try_borrow() else { return Action::Continue };
+        let Ok(phase) = self.phase.try_borrow() else {
+            return Action::Continue;
+        };
         if let Phase::Admitted(headers) = &*phase {
             for (name, value) in headers {
                 let _ = host::set_header(MapType::HttpResponseHeaders, name, value);

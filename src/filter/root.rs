@@ -65,7 +65,9 @@ impl RootContext for Root {
             Ok(config) => {
                 let worker = Worker::new(self.id, config);
                 worker.start();
-                self.worker = Some(worker);
+                if let Some(before) = self.worker.replace(worker) {
+                    before.shut_down();
+                }
                 true
             }
             Err(errors) => {

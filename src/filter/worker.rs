@@ -45,6 +45,14 @@ struct State {
     tick: Option<Duration>,
 }
 
+/// Which ticks to ask for. One that comes too early does no harm, so only a tick itself finds out that the next may be
+/// later; requests and replies, which are many, ask for sooner ones only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Sooner,
+    Any,
+}
+
 impl Worker {
     /// A worker for a configuration, with its metrics defined.
     pub fn new(root_id: u32, config: Config) -> Self {
@@ -54,14 +62,13 @@ impl Worker {
             metrics.push(host::define_metric(&metric).unwrap_or(u32::MAX));
         }
         let limiter = Limiter::new(config, seed(root_id), Instant::now());
-        let state =
-            State { limiter, metrics, stream: None, phases: HashMap::new(), tick: None };
+        let state = State { limiter, metrics, stream: None, phases: HashMap::new(), tick: None };
         Self { root_id, state: Rc::new(RefCell::new(state)) }
     }
 
     /// Asks for the first tick, which opens the stream. The root context is the effective one.
     pub fn start(&self) {
-        self.arm(Instant::now(), self.root_id);
+        self.arm(Instant::now(), self.root_id, Next::Sooner);
     }
 
     /// Does something with the state. `None` where it is in use, which no path leads to: the proxy is never called
@@ -117,6 +124,7 @@ impl Worker {
         self.with(|state| state.limiter.tick(now));
         self.carry_out(now, self.root_id);
         self.flush();
+        self.arm(now, self.root_id, Next::Any);
     }
 
     /// The stream with this token has reached Redis.
@@ -185,7 +193,7 @@ impl Worker {
                 Effect::Log(Line::Info(line)) => host::log(LogLevel::Info, &line),
             }
         }
-        self.arm(now, effective);
+        self.arm(now, effective, Next::Sooner);
         own
     }
 
@@ -246,9 +254,7 @@ impl Worker {
     /// Writes a decision where an access log finds it. The request's context is the effective one.
     pub fn log_decision(&self, decision: &Decision) {
         let _ = host::set_property("quota_decision", decision.verdict.outcome().name());
-        let rule = self.with(|state| {
-            state.limiter.config().rules.get(decision.rule).map(|rule| rule.name().clone())
-        });
+        let rule = self.with(|state| state.limiter.config().rules.get(decision.rule).map(|rule| rule.name().clone()));
         if let Some(rule) = rule.flatten() {
             let _ = host::set_property("quota_rule", rule.as_str());
         }
@@ -267,15 +273,13 @@ impl Worker {
         done
     }
 
-    /// Asks for the tick that is wanted next, where the one that is coming is not it. A tick that comes too early does
-    /// no harm, so a request asks only for sooner ones; the ticks themselves find out when they may be rarer.
-    fn arm(&self, now: Instant, effective: u32) {
-        let in_tick = effective == self.root_id;
+    /// Asks for the tick that is wanted next, where that is not the one that is coming anyway.
+    fn arm(&self, now: Instant, effective: u32, next: Next) {
         let wanted = self.with(|state| {
             let flush = state.limiter.stats().is_dirty().then_some(FLUSH_TICK);
             let wanted = state.limiter.next_tick(now).into_iter().chain(flush).min().unwrap_or(IDLE_TICK);
-            let change = state.tick.is_none_or(|tick| wanted < tick || (in_tick && wanted != tick));
-            change.then(|| {
+            let other = state.tick.is_none_or(|tick| wanted < tick || (next == Next::Any && wanted != tick));
+            other.then(|| {
                 state.tick = Some(wanted);
                 wanted
             })

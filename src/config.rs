@@ -1,0 +1,347 @@
+//! The configuration: JSON in, and out comes a value that cannot be wrong, or every fault of the document.
+//!
+//! A field that is not there has the default of the documentation. A field that is unknown, of the wrong type or out of
+//! range is a fault, and a document with a fault is refused as a whole: the proxy keeps what it had.
+
+mod duration;
+mod reader;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use self::duration::{duration, in_words, rate};
+use self::reader::{Fault, Faults, Node, Object, Value};
+use crate::client_ip::{ClientIp, Prefixes, Trust};
+use crate::decision::FailureMode;
+use crate::key::{KeyPrefix, Namespace};
+use crate::quota::{Capacity, Limit, MAX_UNITS};
+use crate::rule::{Rule, RuleName};
+
+/// Everything that the filter can be told.
+#[derive(Debug)]
+pub struct Config {
+    /// How Redis is reached.
+    pub redis: Redis,
+    /// The first bytes of every key.
+    pub key_prefix: KeyPrefix,
+    /// Whose time counts.
+    pub clock: Clock,
+    /// What happens to requests while Redis cannot be asked.
+    pub failure_mode: FailureMode,
+    /// Whose address is the client's.
+    pub client_ip: ClientIp,
+    /// The rules, at least one, of different names.
+    pub rules: Vec<Rule>,
+}
+
+/// Whose time counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clock {
+    /// The server's.
+    #[default]
+    Redis,
+    /// The proxy's.
+    Proxy,
+}
+
+/// How Redis is reached.
+#[derive(Debug)]
+pub struct Redis {
+    /// The cluster that leads into the tunnel.
+    pub cluster: String,
+    /// The longest that a decision waits: 1 ms to 10 s.
+    pub timeout: Duration,
+    /// Calls that a worker may have under way: 1 to 1,000,000.
+    pub max_in_flight: usize,
+    /// Sent first on every connection.
+    pub credentials: Credentials,
+    /// The number of the database, 0 to 65535.
+    pub database: u32,
+}
+
+/// A user's name and password, neither of which is ever shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// The name of an ACL user. There is none without a password.
+    pub username: Option<String>,
+    /// The password.
+    pub password: Option<String>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.password.is_some() { "Credentials(hidden)" } else { "Credentials(none)" })
+    }
+}
+
+/// Every fault of a document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Errors(Vec<Fault>);
+
+impl Errors {
+    fn one(what: String) -> Self {
+        Self(vec![Fault { path: String::new(), what }])
+    }
+}
+
+/// A line a fault.
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, fault) in self.0.iter().enumerate() {
+            if place > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{fault}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Errors {}
+
+const NOTHING: &str = "no configuration; it needs at least one rule, such as \
+    {\"rules\": [{\"name\": \"per-ip\", \"limits\": [{\"capacity\": 100, \"refill\": \"10/s\"}]}]}";
+const A_STRUCT: &str = "the configuration is binary, not JSON: Envoy passes a google.protobuf.Struct as protobuf; \
+    write the JSON into a google.protobuf.StringValue";
+
+impl Config {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// Every fault of the document, each with its path, what was found and what is expected.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, Errors> {
+        if bytes.trim_ascii().is_empty() {
+            return Err(Errors::one(NOTHING.to_owned()));
+        }
+        // A Struct begins with the tag of its first field; as JSON that byte would be a line feed, followed by a
+        // document, and not by the length of a map's entry.
+        if bytes.first() == Some(&b'\n') && bytes.iter().any(|byte| *byte < b' ' && !byte.is_ascii_whitespace()) {
+            return Err(Errors::one(A_STRUCT.to_owned()));
+        }
+        let document: Value = serde_json::from_slice(bytes)
+            .map_err(|error| Errors::one(format!("the configuration is not JSON: {error}")))?;
+        let faults = Faults::default();
+        let config = read(Node::root(&document, &faults));
+        let faults = faults.into_vec();
+        match config {
+            Some(config) if faults.is_empty() => Ok(config),
+            _ => Err(Errors(faults)),
+        }
+    }
+}
+
+fn read(document: Node<'_>) -> Option<Config> {
+    let object = document.object(&["redis", "key_prefix", "clock", "failure_mode", "client_ip", "rules"])?;
+    let redis = object.get("redis").map_or_else(|| Some(Redis::default()), read_redis);
+    let key_prefix = or_default(object.get("key_prefix"), |node| node.parsed(KeyPrefix::EXPECTED, KeyPrefix::new));
+    let clock = or_default(object.get("clock"), |node| {
+        node.parsed("\"redis\" or \"proxy\"", |text| match text {
+            "redis" => Some(Clock::Redis),
+            "proxy" => Some(Clock::Proxy),
+            _ => None,
+        })
+    });
+    let failure_mode = or_default(object.get("failure_mode"), |node| {
+        node.parsed("\"allow\" or \"deny\"", |text| match text {
+            "allow" => Some(FailureMode::Allow),
+            "deny" => Some(FailureMode::Deny),
+            _ => None,
+        })
+    });
+    let client_ip = or_default(object.get("client_ip"), read_client_ip);
+    let rules = read_rules(&object);
+    Some(Config {
+        redis: redis?,
+        key_prefix: key_prefix?,
+        clock: clock?,
+        failure_mode: failure_mode?,
+        client_ip: client_ip?,
+        rules: rules?,
+    })
+}
+
+/// The default where a field is not there, and what it says where it is.
+fn or_default<T: Default>(node: Option<Node<'_>>, read: impl FnOnce(Node<'_>) -> Option<T>) -> Option<T> {
+    node.map_or_else(|| Some(T::default()), read)
+}
+
+impl Default for Redis {
+    fn default() -> Self {
+        Self {
+            cluster: "meshquota_tunnel".to_owned(),
+            timeout: Duration::from_millis(50),
+            max_in_flight: 4096,
+            credentials: Credentials::default(),
+            database: 0,
+        }
+    }
+}
+
+fn read_redis(node: Node<'_>) -> Option<Redis> {
+    const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(10);
+    let default = Redis::default();
+    let object = node.object(&["cluster", "timeout", "max_in_flight", "username", "password", "database"])?;
+    let cluster = object.get("cluster").map_or(Some(default.cluster), |node| {
+        let fits = |text: &&str| (1..=120).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+        node.parsed("the name of an Envoy cluster, of 1 to 120 printable characters", |text| {
+            Some(text).filter(fits).map(str::to_owned)
+        })
+    });
+    let timeout = object.get("timeout").map_or(Some(default.timeout), |node| {
+        let what = "a duration from 1ms to 10s, such as \"50ms\"";
+        node.parsed(what, |text| duration(text).filter(|timeout| TIMEOUTS.contains(timeout)))
+    });
+    let max_in_flight = object.get("max_in_flight").map_or(Some(default.max_in_flight), |node| {
+        node.integer(1..=1_000_000).and_then(|calls| usize::try_from(calls).ok())
+    });
+    let database = object
+        .get("database")
+        .map_or(Some(default.database), |node| node.integer(0..=65535).and_then(|number| u32::try_from(number).ok()));
+    let credentials = read_credentials(&object);
+    Some(Redis {
+        cluster: cluster?,
+        timeout: timeout?,
+        max_in_flight: max_in_flight?,
+        credentials: credentials?,
+        database: database?,
+    })
+}
+
+/// An empty text is no name and no password: templates leave one where nothing is set.
+fn read_credentials(object: &Object<'_>) -> Option<Credentials> {
+    let text = |name| match object.get(name) {
+        None => Some(None),
+        Some(node) => Some(Some(node.secret().text("a text")?.to_owned()).filter(|text| !text.is_empty())),
+    };
+    let (username, password) = (text("username"), text("password"));
+    let (username, password) = (username?, password?);
+    if username.is_some() && password.is_none() {
+        object.fault("a username without a password; Redis takes both or the password alone".to_owned());
+        return None;
+    }
+    Some(Credentials { username, password })
+}
+
+fn read_client_ip(node: Node<'_>) -> Option<ClientIp> {
+    let object = node.object(&["trusted_hops", "trusted_proxies", "ipv4_prefix", "ipv6_prefix"])?;
+    let prefix = |name, longest: u8, default: u8| {
+        object
+            .get(name)
+            .map_or(Some(default), |node| node.integer(1..=longest.into()).and_then(|length| u8::try_from(length).ok()))
+    };
+    let (ipv4, ipv6) = (prefix("ipv4_prefix", 32, 32), prefix("ipv6_prefix", 128, 64));
+    let hops = object
+        .get("trusted_hops")
+        .map(|node| node.integer(1..=1000).and_then(|hops| std::num::NonZeroUsize::new(usize::try_from(hops).ok()?)));
+    let proxies = object.get("trusted_proxies").map(|node| {
+        let what = "addresses and networks, such as \"10.0.0.0/8\"";
+        let proxies = node.list(what)?;
+        if proxies.is_empty() {
+            node.expected("at least one address or network; leave the field out to trust none");
+        }
+        let read = |proxy: Node<'_>| proxy.parsed("an address or a network, such as \"10.0.0.0/8\"", Trust::network);
+        all(proxies.into_iter().map(read))
+    });
+    let trust = match (hops, proxies) {
+        (None, None) => Some(Trust::Proxy),
+        (Some(hops), None) => hops.map(Trust::Hops),
+        (None, Some(proxies)) => proxies.map(Trust::Networks),
+        (Some(_), Some(_)) => {
+            object.fault("both trusted_hops and trusted_proxies, expected one of them".to_owned());
+            None
+        }
+    };
+    Some(ClientIp { trust: trust?, prefixes: Prefixes { ipv4: ipv4?, ipv6: ipv6? } })
+}
+
+/// All of them, or `None` where one is missing; each is looked at in any case, for its faults.
+fn all<T>(values: impl Iterator<Item = Option<T>>) -> Option<Vec<T>> {
+    values.fold(Some(Vec::new()), |found, value| match (found, value) {
+        (Some(mut found), Some(value)) => {
+            found.push(value);
+            Some(found)
+        }
+        _ => None,
+    })
+}
+
+fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
+    let node = object.require("rules", "a list of at least one rule")?;
+    let rules = node.list("rules")?;
+    if rules.is_empty() {
+        node.expected("at least one rule; a filter without one does nothing");
+    }
+    let mut named: HashMap<&str, String> = HashMap::new();
+    let rules = rules.into_iter().map(|node| read_rule(node, &mut named));
+    all(rules)
+}
+
+fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option<Rule> {
+    let object = node.object(&["name", "namespace", "key", "limits"])?;
+    let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
+        if let Some(text) = node.text(RuleName::EXPECTED) {
+            if let Some(first) = named.get(text) {
+                node.fault(format!("the name \"{text}\" is that of {first} already; names must differ"));
+            }
+            named.entry(text).or_insert_with(|| node.path().trim_end_matches(".name").to_owned());
+        }
+        node.parsed(RuleName::EXPECTED, RuleName::new)
+    });
+    let limits = object.require("limits", "a list of at least one limit").and_then(|node| {
+        let limits = node.list("limits")?;
+        let number = limits.len();
+        if !(1..=Rule::MOST_LIMITS).contains(&number) {
+            node.expected(&format!("1 to {} limits", Rule::MOST_LIMITS));
+        }
+        Some((number, all(limits.into_iter().map(read_limit))))
+    });
+    let namespace = match object.get("namespace") {
+        None => name.as_ref().map(Namespace::of_rule),
+        Some(node) => {
+            let namespace = node.parsed(Namespace::EXPECTED, Namespace::new);
+            let several = limits.as_ref().is_some_and(|(number, _)| *number > 1);
+            if several && namespace.as_ref().is_some_and(Namespace::is_bare) {
+                node.fault("an empty namespace goes with one limit only, since its key has no number".to_owned());
+            }
+            namespace
+        }
+    };
+    if let Some(node) = object.get("key") {
+        read_key(&node);
+    }
+    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?)))
+}
+
+/// What tells callers apart. So far there is one part, the client's address.
+fn read_key(node: &Node<'_>) {
+    const WHAT: &str = "[\"client_ip\"]";
+    let Some(parts) = node.list("parts, such as [\"client_ip\"]") else { return };
+    if parts.len() != 1 {
+        node.expected(WHAT);
+    }
+    for part in parts {
+        part.parsed("\"client_ip\"", |text| (text == "client_ip").then_some(()));
+    }
+}
+
+fn read_limit(node: Node<'_>) -> Option<Limit> {
+    let object = node.object(&["capacity", "refill"])?;
+    let capacity = object.get("capacity").map(|node| node.integer(1..=MAX_UNITS).and_then(Capacity::new));
+    let refill = object.require("refill", in_words::A_RATE).and_then(|node| {
+        let text = node.text(in_words::A_RATE)?;
+        rate(text).map_err(|fault| node.expected(fault)).ok()
+    });
+    let (capacity, refill) = (capacity.unwrap_or_else(|| refill.map(crate::quota::Refill::per_second))?, refill?);
+    match Limit::new(capacity, refill) {
+        Ok(limit) => Some(limit),
+        Err(too_fine) => {
+            object.fault(too_fine.to_string());
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Identities as keys of Redis: `<prefix>{<namespace>:<identity>}:<limit>`.
+//!
+//! The braces are Redis Cluster's hash tag: what is inside decides the slot, so that all the limits of one identity are
+//! in one slot and can be charged together.
+//!
+//! Invariant: different identities have different keys, and different namespaces too. A key is printable and bounded:
+//! prefix, namespace and identity are, and none of them can hold what ends it.
+
+use std::fmt::Write;
+
+use crate::client_ip::Client;
+use crate::rule::RuleName;
+
+/// The first bytes of every key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPrefix(String);
+
+impl KeyPrefix {
+    /// What a prefix is, for faults.
+    pub const EXPECTED: &str = "a text of at most 64 printable ASCII characters without spaces and braces";
+
+    /// A prefix, or `None` where the text is not one. A brace in it would move the hash tag.
+    pub fn new(text: &str) -> Option<Self> {
+        let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'{' && byte != b'}';
+        (text.len() <= 64 && text.bytes().all(fits)).then(|| Self(text.to_owned()))
+    }
+}
+
+impl Default for KeyPrefix {
+    fn default() -> Self {
+        Self("quota:".to_owned())
+    }
+}
+
+/// The space of keys of a rule. Rules that name the same one share their buckets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace(String);
+
+impl Namespace {
+    /// What a namespace is, for faults.
+    pub const EXPECTED: &str = "a text of at most 64 of the characters a-z 0-9 _ -, or an empty one";
+
+    /// A namespace, or `None` where the text is not one.
+    pub fn new(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self(String::new()));
+        }
+        RuleName::new(text).as_ref().map(Self::of_rule)
+    }
+
+    /// The namespace of a rule that names none.
+    pub fn of_rule(name: &RuleName) -> Self {
+        Self(name.as_str().to_owned())
+    }
+
+    /// Whether it is the empty one, whose keys are only prefix and identity, as application-side limiters write them.
+    pub fn is_bare(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// The keys of one identity under one rule, by the number of the limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys(Vec<String>);
+
+impl Keys {
+    /// The keys of a client, for so many limits.
+    pub fn new(prefix: &KeyPrefix, namespace: &Namespace, client: Client, limits: usize) -> Self {
+        let mut stem = String::with_capacity(prefix.0.len().saturating_add(namespace.0.len()).saturating_add(48));
+        stem.push_str(&prefix.0);
+        // Writing to a string cannot fail.
+        if namespace.is_bare() {
+            let _ = write!(stem, "{client}");
+            return Self(vec![stem]);
+        }
+        let _ = write!(stem, "{{{}:{client}}}:", namespace.0);
+        Self((0..limits).map(|limit| format!("{stem}{limit}")).collect())
+    }
+
+    /// The keys, in the order of the limits.
+    pub fn iter(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client_ip::ClientIp;
+
+    fn keys(namespace: &str, source: &str, limits: usize) -> Vec<String> {
+        let client = ClientIp::default().client(source.as_bytes(), None).unwrap();
+        Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), client, limits).0
+    }
+
+    #[test]
+    fn a_key_is_prefix_tag_and_number() {
+        assert_eq!(keys("per-ip", "192.0.2.1:9", 1), ["quota:{per-ip:192.0.2.1}:0"]);
+        assert_eq!(keys("a", "192.0.2.1:9", 2), ["quota:{a:192.0.2.1}:0", "quota:{a:192.0.2.1}:1"]);
+        assert_eq!(keys("a", "[2001:db8:1:2::9]:9", 1), ["quota:{a:2001:db8:1:2::/64}:0"]);
+        assert_eq!(keys("a", "[::ffff:1.2.3.4]:9", 1), ["quota:{a:1.2.3.4}:0"]);
+    }
+
+    #[test]
+    fn the_empty_namespace_is_the_layout_of_application_side_limiters() {
+        assert_eq!(keys("", "192.0.2.1:9", 1), ["quota:192.0.2.1"]);
+    }
+
+    #[test]
+    fn a_prefix_or_a_namespace_that_would_break_the_tag_is_none() {
+        for text in ["{", "a}b", "a b", "a\n", "é", &"x".repeat(65)] {
+            assert_eq!(KeyPrefix::new(text), None, "{text}");
+        }
+        assert!(KeyPrefix::new("").is_some() && KeyPrefix::new("prod/quota:").is_some());
+        for text in ["{", "a:b", "A", "a b", &"x".repeat(65)] {
+            assert_eq!(Namespace::new(text), None, "{text}");
+        }
+    }
+}
