@@ -258,13 +258,8 @@ fn read_client_ip(node: Node<'_>) -> Option<ClientIp> {
 
 /// All of them, or `None` where one is missing; each is looked at in any case, for its faults.
 fn all<T>(values: impl Iterator<Item = Option<T>>) -> Option<Vec<T>> {
-    values.fold(Some(Vec::new()), |found, value| match (found, value) {
-        (Some(mut found), Some(value)) => {
-            found.push(value);
-            Some(found)
-        }
-        _ => None,
-    })
+    let values = values.collect::<Vec<_>>();
+    values.into_iter().collect()
 }
 
 fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
