@@ -4,5 +4,7 @@
 //! A pure core decides and a thin shell talks to the proxy. In reading order:
 //!
 //! * [`quota`]: capacity, refill and cost.
+//! * [`script`]: the Lua script that keeps the buckets, its arguments and its replies.
 
 pub mod quota;
+pub mod script;
