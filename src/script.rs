@@ -9,7 +9,7 @@
 //! This module does not know how keys are made, when to call, or over what the bytes travel.
 
 use std::fmt;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -21,7 +21,11 @@ use crate::quota::{Cost, Limit, MAX_UNITS};
 /// The script itself, in Lua 5.1. Its header describes arguments, reply and stored state.
 pub const SOURCE: &str = include_str!("../lua/bucket.lua");
 
-static SHA1: LazyLock<String> = LazyLock::new(|| sha1_smol::Sha1::from(SOURCE).digest().to_string());
+/// The longest time in a reply, which is also the largest integer that Lua counts exactly.
+const MAX_MS: i64 = MAX_UNITS as i64;
+
+static SHA1: LazyLock<String> =
+    LazyLock::new(|| sha1_smol::Sha1::from(SOURCE).digest().to_string());
 
 /// The SHA-1 of [`SOURCE`] in 40 lower-case hexadecimal digits: the name EVALSHA calls it by.
 pub fn sha1() -> &'static str {
@@ -93,7 +97,11 @@ impl Call {
             decimal(&mut numbers, limit.refill().period_ms());
         }
         keys.put_slice(&numbers);
-        Self { limits: count, asked, arguments: keys.freeze() }
+        Self {
+            limits: count,
+            asked,
+            arguments: keys.freeze(),
+        }
     }
 
     /// Appends the call by the script's name: the EVALSHA command, in RESP2.
@@ -156,7 +164,7 @@ pub enum Outcome {
         /// 1 up to the number that was asked for.
         granted: NonZeroU32,
         /// Where some were refused: the time, in whole milliseconds from 1, until one more charge fits every limit.
-        refused: Option<Duration>,
+        retry_after: Option<Duration>,
         /// The limit that bound.
         standing: Standing,
     },
@@ -233,9 +241,14 @@ impl fmt::Display for UnexpectedReply {
                 write!(f, "{field:?}: expected an integer, found {kind:?}")
             }
             Self::OutOfRange(field, value) => write!(f, "{field:?}: {value} is out of range"),
-            Self::Contradiction { asked, granted, retry_after_ms } => {
-                write!(f, "{granted} of {asked} granted does not go with a wait of {retry_after_ms} ms")
-            }
+            Self::Contradiction {
+                asked,
+                granted,
+                retry_after_ms,
+            } => write!(
+                f,
+                "{granted} of {asked} granted does not go with a wait of {retry_after_ms} ms"
+            ),
         }
     }
 }
@@ -248,54 +261,54 @@ impl Outcome {
     /// # Errors
     /// [`UnexpectedReply`] for anything but five integers that the script can have answered this call with. Error
     /// replies are among them, so look for those first.
-    pub fn from_reply(reply: &BytesFrame, asked: NonZeroU32, limits: usize) -> Result<Self, UnexpectedReply> {
+    pub fn from_reply(
+        reply: &BytesFrame,
+        asked: NonZeroU32,
+        limits: usize,
+    ) -> Result<Self, UnexpectedReply> {
         let BytesFrame::Array(elements) = reply else {
             return Err(UnexpectedReply::NotAnArray(reply.kind()));
         };
         let [granted, remaining, retry_after, reset_after, limit] = elements.as_slice() else {
             return Err(UnexpectedReply::NotFive(elements.len()));
         };
-        let granted = in_range(Field::Granted, granted, u64::from(asked.get()))?;
-        let granted = u32::try_from(granted).unwrap_or(asked.get());
-        let remaining = in_range(Field::Remaining, remaining, MAX_UNITS)?;
-        let retry_after_ms = integer(Field::RetryAfter, retry_after)?;
-        let reset_after = in_range(Field::ResetAfter, reset_after, MAX_UNITS)?;
-        let last =
-            u64::try_from(limits).ok().and_then(|limits| limits.checked_sub(1)).ok_or_else(|| {
-                match integer(Field::Limit, limit) {
-                    Ok(value) => UnexpectedReply::OutOfRange(Field::Limit, value),
-                    Err(unexpected) => unexpected,
-                }
-            })?;
-        let limit = in_range(Field::Limit, limit, last)?;
+        let granted = in_range(Field::Granted, granted, |&it: &u32| it <= asked.get())?;
+        let remaining = in_range(Field::Remaining, remaining, |&it| it <= MAX_UNITS)?;
+        let retry_after_ms: i64 = in_range(Field::RetryAfter, retry_after, |it| {
+            (-1..=MAX_MS).contains(it)
+        })?;
+        let reset_after = in_range(Field::ResetAfter, reset_after, |&it| it <= MAX_UNITS)?;
+        let limit = in_range(Field::Limit, limit, |&it: &usize| it < limits)?;
         let standing = Standing {
-            limit: usize::try_from(limit).unwrap_or(0),
+            limit,
             remaining,
             reset_after: Duration::from_millis(reset_after),
         };
-        let wait = match retry_after_ms {
-            -1 => Wait::Never,
-            _ => match NonZeroU64::new(in_range(Field::RetryAfter, retry_after, MAX_UNITS)?) {
-                None => Wait::None,
-                Some(ms) => Wait::For(Duration::from_millis(ms.get())),
-            },
-        };
-        match (NonZeroU32::new(granted), wait) {
-            (Some(granted), Wait::None) if granted == asked => Ok(Self::Granted { granted, refused: None, standing }),
-            (Some(granted), Wait::For(wait)) if granted < asked => {
-                Ok(Self::Granted { granted, refused: Some(wait), standing })
-            }
-            (None, Wait::For(retry_after)) => Ok(Self::Denied { retry_after, standing }),
-            (None, Wait::Never) => Ok(Self::Never { standing }),
-            _ => Err(UnexpectedReply::Contradiction { asked, granted, retry_after_ms }),
+        // Only -1 is below zero.
+        let retry_after = u64::try_from(retry_after_ms).map(Duration::from_millis);
+        match (NonZeroU32::new(granted), retry_after) {
+            (Some(granted), Ok(Duration::ZERO)) if granted == asked => Ok(Self::Granted {
+                granted,
+                retry_after: None,
+                standing,
+            }),
+            (Some(granted), Ok(wait)) if granted < asked && !wait.is_zero() => Ok(Self::Granted {
+                granted,
+                retry_after: Some(wait),
+                standing,
+            }),
+            (None, Ok(retry_after)) if !retry_after.is_zero() => Ok(Self::Denied {
+                retry_after,
+                standing,
+            }),
+            (None, Err(_)) => Ok(Self::Never { standing }),
+            _ => Err(UnexpectedReply::Contradiction {
+                asked,
+                granted,
+                retry_after_ms,
+            }),
         }
     }
-}
-
-enum Wait {
-    None,
-    For(Duration),
-    Never,
 }
 
 fn integer(field: Field, frame: &BytesFrame) -> Result<i64, UnexpectedReply> {
@@ -305,11 +318,225 @@ fn integer(field: Field, frame: &BytesFrame) -> Result<i64, UnexpectedReply> {
     }
 }
 
-/// An integer of 0 to `most`.
-fn in_range(field: Field, frame: &BytesFrame, most: u64) -> Result<u64, UnexpectedReply> {
+fn in_range<T: TryFrom<i64>>(
+    field: Field,
+    frame: &BytesFrame,
+    allowed: impl FnOnce(&T) -> bool,
+) -> Result<T, UnexpectedReply> {
     let value = integer(field, frame)?;
-    match u64::try_from(value) {
-        Ok(number) if number <= most => Ok(number),
-        _ => Err(UnexpectedReply::OutOfRange(field, value)),
+    T::try_from(value)
+        .ok()
+        .filter(allowed)
+        .ok_or(UnexpectedReply::OutOfRange(field, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::{Capacity, Refill};
+    use redis_protocol::resp2::decode::decode_bytes;
+
+    fn limit(capacity: u64, tokens: u64, period_ms: u64) -> Limit {
+        let refill = Refill::new(tokens, period_ms).unwrap();
+        Limit::new(Capacity::new(capacity).unwrap(), refill).unwrap()
+    }
+
+    fn count(count: u32) -> NonZeroU32 {
+        NonZeroU32::new(count).unwrap()
+    }
+
+    fn text(write: impl FnOnce(&mut BytesMut)) -> String {
+        let mut out = BytesMut::from("before ");
+        write(&mut out);
+        let text = String::from_utf8(out.to_vec()).unwrap();
+        text.strip_prefix("before ").unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_call_is_one_command_by_name_or_with_the_source() {
+        let call = Call::charge([("{a}:0", limit(100, 10, 1000))], Cost::ONE, count(3), None);
+        let arguments = "$1\r\n1\r\n$5\r\n{a}:0\r\n$1\r\n0\r\n$1\r\n1\r\n$1\r\n3\r\n\
+                         $3\r\n100\r\n$1\r\n1\r\n$3\r\n100\r\n";
+        assert_eq!(
+            text(|out| call.evalsha(out)),
+            format!("*10\r\n$7\r\nEVALSHA\r\n$40\r\n{}\r\n{arguments}", sha1())
+        );
+        assert_eq!(
+            text(|out| call.eval(out)),
+            format!(
+                "*10\r\n$4\r\nEVAL\r\n${}\r\n{SOURCE}\r\n{arguments}",
+                SOURCE.len()
+            )
+        );
+        assert_eq!((call.asked(), call.limits()), (count(3), 1));
+    }
+
+    #[test]
+    fn keys_of_any_bytes_and_numbers_of_any_size_arrive_as_they_were() {
+        let keys: [&[u8]; 3] = [b"*1\r\n$5 \xfe\xff", b"", "\u{20ac}".as_bytes()];
+        let limits = [
+            limit(MAX_UNITS, MAX_UNITS, 1),
+            limit(28_542, 1, 315_576_000_000),
+            limit(7, 1, 1),
+        ];
+        let cost = Cost::new(MAX_UNITS).unwrap();
+        let pairs = keys.into_iter().zip(limits);
+        let call = Call::give_back(pairs, cost, NonZeroU32::MAX, Some(u64::MAX));
+        let mut out = BytesMut::new();
+        call.evalsha(&mut out);
+        let out = out.freeze();
+        let (frame, length) = decode_bytes(&out).unwrap().unwrap();
+        assert_eq!(length, out.len());
+        let expected: [&[u8]; 18] = [
+            b"EVALSHA",
+            sha1().as_bytes(),
+            b"3",
+            keys[0],
+            keys[1],
+            keys[2],
+            b"9007199254740991",
+            b"9007199254740991",
+            b"-4294967295",
+            b"9007199254740991",
+            b"9007199254740991",
+            b"1",
+            b"28542",
+            b"1",
+            b"315576000000",
+            b"7",
+            b"1",
+            b"1",
+        ];
+        let expected = expected.map(|it| BytesFrame::BulkString(Bytes::copy_from_slice(it)));
+        assert_eq!(frame, BytesFrame::Array(expected.to_vec()));
+    }
+
+    fn read(reply: &str, asked: u32, limits: usize) -> Result<Outcome, UnexpectedReply> {
+        let bytes = Bytes::copy_from_slice(reply.as_bytes());
+        let (frame, length) = decode_bytes(&bytes).unwrap().unwrap();
+        assert_eq!(length, bytes.len(), "{reply:?}");
+        Outcome::from_reply(&frame, count(asked), limits)
+    }
+
+    fn five(fields: [i64; 5]) -> String {
+        let fields = fields.map(|field| format!(":{field}\r\n"));
+        format!("*5\r\n{}", fields.concat())
+    }
+
+    #[test]
+    fn a_reply_is_granted_granted_in_part_denied_or_never() {
+        let ms = Duration::from_millis;
+        let standing = |limit, remaining, reset| Standing {
+            limit,
+            remaining,
+            reset_after: ms(reset),
+        };
+        let most = 9_007_199_254_740_991;
+        let cases = [
+            (
+                [3, 7, 0, 300, 1],
+                Outcome::Granted {
+                    granted: count(3),
+                    retry_after: None,
+                    standing: standing(1, 7, 300),
+                },
+            ),
+            (
+                [2, 0, 1, 1000, 0],
+                Outcome::Granted {
+                    granted: count(2),
+                    retry_after: Some(ms(1)),
+                    standing: standing(0, 0, 1000),
+                },
+            ),
+            (
+                [0, most, most, most, 0],
+                Outcome::Denied {
+                    retry_after: ms(most as u64),
+                    standing: standing(0, most as u64, most as u64),
+                },
+            ),
+            (
+                [0, 5, -1, 0, 0],
+                Outcome::Never {
+                    standing: standing(0, 5, 0),
+                },
+            ),
+        ];
+        for (fields, outcome) in cases {
+            assert_eq!(read(&five(fields), 3, 2), Ok(outcome));
+        }
+    }
+
+    #[test]
+    fn any_other_reply_is_an_error_that_says_what_was_found() {
+        use Field::{Granted, Limit, Remaining, ResetAfter, RetryAfter};
+        use UnexpectedReply::{Contradiction, NotAnArray, NotAnInteger, NotFive, OutOfRange};
+        let too_much = 1 << 53;
+        let contradiction = |granted, retry_after_ms| Contradiction {
+            asked: count(3),
+            granted,
+            retry_after_ms,
+        };
+        let cases = [
+            ("+OK\r\n".to_owned(), NotAnArray(FrameKind::SimpleString)),
+            ("-WRONGTYPE x\r\n".to_owned(), NotAnArray(FrameKind::Error)),
+            (":1\r\n".to_owned(), NotAnArray(FrameKind::Integer)),
+            ("$-1\r\n".to_owned(), NotAnArray(FrameKind::Null)),
+            ("*0\r\n".to_owned(), NotFive(0)),
+            ("*4\r\n:1\r\n:1\r\n:0\r\n:0\r\n".to_owned(), NotFive(4)),
+            (
+                five([1, 1, 0, 0, 0]).replace("*5", "*6") + ":0\r\n",
+                NotFive(6),
+            ),
+            (
+                "*5\r\n$1\r\n3\r\n:1\r\n:0\r\n:0\r\n:0\r\n".to_owned(),
+                NotAnInteger(Granted, FrameKind::BulkString),
+            ),
+            (
+                "*5\r\n:3\r\n:1\r\n:0\r\n:0\r\n*0\r\n".to_owned(),
+                NotAnInteger(Limit, FrameKind::Array),
+            ),
+            (
+                "*5\r\n:3\r\n:1\r\n$-1\r\n:0\r\n:0\r\n".to_owned(),
+                NotAnInteger(RetryAfter, FrameKind::Null),
+            ),
+            (five([4, 0, 0, 0, 0]), OutOfRange(Granted, 4)),
+            (five([-1, 0, 0, 0, 0]), OutOfRange(Granted, -1)),
+            (five([1 << 32, 0, 0, 0, 0]), OutOfRange(Granted, 1 << 32)),
+            (five([3, -1, 0, 0, 0]), OutOfRange(Remaining, -1)),
+            (
+                five([3, too_much, 0, 0, 0]),
+                OutOfRange(Remaining, too_much),
+            ),
+            (five([0, 0, -2, 0, 0]), OutOfRange(RetryAfter, -2)),
+            (
+                five([0, 0, too_much, 0, 0]),
+                OutOfRange(RetryAfter, too_much),
+            ),
+            (
+                five([0, 0, i64::MIN, 0, 0]),
+                OutOfRange(RetryAfter, i64::MIN),
+            ),
+            (five([3, 0, 0, -1, 0]), OutOfRange(ResetAfter, -1)),
+            (
+                five([3, 0, 0, i64::MAX, 0]),
+                OutOfRange(ResetAfter, i64::MAX),
+            ),
+            (five([3, 0, 0, 0, 2]), OutOfRange(Limit, 2)),
+            (five([3, 0, 0, 0, -1]), OutOfRange(Limit, -1)),
+            (five([3, 0, 1, 0, 0]), contradiction(3, 1)),
+            (five([3, 0, -1, 0, 0]), contradiction(3, -1)),
+            (five([2, 0, 0, 0, 0]), contradiction(2, 0)),
+            (five([2, 0, -1, 0, 0]), contradiction(2, -1)),
+            (five([0, 0, 0, 0, 0]), contradiction(0, 0)),
+        ];
+        for (reply, error) in cases {
+            assert_eq!(read(&reply, 3, 2), Err(error), "{reply:?}");
+        }
+        assert_eq!(
+            read(&five([1, 0, 0, 0, 0]), 1, 0),
+            Err(OutOfRange(Limit, 0))
+        );
     }
 }
