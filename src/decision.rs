@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn granted(remaining: u64) -> Result<Outcome, Failure> {
-        Ok(Outcome::Granted { granted: NonZeroU32::MIN, refused: None, standing: standing(remaining) })
+        Ok(Outcome::Granted { granted: NonZeroU32::MIN, retry_after: None, standing: standing(remaining) })
     }
 
     fn denied(seconds: u64) -> Result<Outcome, Failure> {

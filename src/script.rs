@@ -24,8 +24,7 @@ pub const SOURCE: &str = include_str!("../lua/bucket.lua");
 /// The longest time in a reply, which is also the largest integer that Lua counts exactly.
 const MAX_MS: i64 = MAX_UNITS as i64;
 
-static SHA1: LazyLock<String> =
-    LazyLock::new(|| sha1_smol::Sha1::from(SOURCE).digest().to_string());
+static SHA1: LazyLock<String> = LazyLock::new(|| sha1_smol::Sha1::from(SOURCE).digest().to_string());
 
 /// The SHA-1 of [`SOURCE`] in 40 lower-case hexadecimal digits: the name EVALSHA calls it by.
 pub fn sha1() -> &'static str {
@@ -97,11 +96,7 @@ impl Call {
             decimal(&mut numbers, limit.refill().period_ms());
         }
         keys.put_slice(&numbers);
-        Self {
-            limits: count,
-            asked,
-            arguments: keys.freeze(),
-        }
+        Self { limits: count, asked, arguments: keys.freeze() }
     }
 
     /// Appends the call by the script's name: the EVALSHA command, in RESP2.
@@ -241,14 +236,9 @@ impl fmt::Display for UnexpectedReply {
                 write!(f, "{field:?}: expected an integer, found {kind:?}")
             }
             Self::OutOfRange(field, value) => write!(f, "{field:?}: {value} is out of range"),
-            Self::Contradiction {
-                asked,
-                granted,
-                retry_after_ms,
-            } => write!(
-                f,
-                "{granted} of {asked} granted does not go with a wait of {retry_after_ms} ms"
-            ),
+            Self::Contradiction { asked, granted, retry_after_ms } => {
+                write!(f, "{granted} of {asked} granted does not go with a wait of {retry_after_ms} ms")
+            }
         }
     }
 }
@@ -261,11 +251,7 @@ impl Outcome {
     /// # Errors
     /// [`UnexpectedReply`] for anything but five integers that the script can have answered this call with. Error
     /// replies are among them, so look for those first.
-    pub fn from_reply(
-        reply: &BytesFrame,
-        asked: NonZeroU32,
-        limits: usize,
-    ) -> Result<Self, UnexpectedReply> {
+    pub fn from_reply(reply: &BytesFrame, asked: NonZeroU32, limits: usize) -> Result<Self, UnexpectedReply> {
         let BytesFrame::Array(elements) = reply else {
             return Err(UnexpectedReply::NotAnArray(reply.kind()));
         };
@@ -274,39 +260,22 @@ impl Outcome {
         };
         let granted = in_range(Field::Granted, granted, |&it: &u32| it <= asked.get())?;
         let remaining = in_range(Field::Remaining, remaining, |&it| it <= MAX_UNITS)?;
-        let retry_after_ms: i64 = in_range(Field::RetryAfter, retry_after, |it| {
-            (-1..=MAX_MS).contains(it)
-        })?;
+        let retry_after_ms: i64 = in_range(Field::RetryAfter, retry_after, |it| (-1..=MAX_MS).contains(it))?;
         let reset_after = in_range(Field::ResetAfter, reset_after, |&it| it <= MAX_UNITS)?;
         let limit = in_range(Field::Limit, limit, |&it: &usize| it < limits)?;
-        let standing = Standing {
-            limit,
-            remaining,
-            reset_after: Duration::from_millis(reset_after),
-        };
+        let standing = Standing { limit, remaining, reset_after: Duration::from_millis(reset_after) };
         // Only -1 is below zero.
         let retry_after = u64::try_from(retry_after_ms).map(Duration::from_millis);
         match (NonZeroU32::new(granted), retry_after) {
-            (Some(granted), Ok(Duration::ZERO)) if granted == asked => Ok(Self::Granted {
-                granted,
-                retry_after: None,
-                standing,
-            }),
-            (Some(granted), Ok(wait)) if granted < asked && !wait.is_zero() => Ok(Self::Granted {
-                granted,
-                retry_after: Some(wait),
-                standing,
-            }),
-            (None, Ok(retry_after)) if !retry_after.is_zero() => Ok(Self::Denied {
-                retry_after,
-                standing,
-            }),
+            (Some(granted), Ok(Duration::ZERO)) if granted == asked => {
+                Ok(Self::Granted { granted, retry_after: None, standing })
+            }
+            (Some(granted), Ok(wait)) if granted < asked && !wait.is_zero() => {
+                Ok(Self::Granted { granted, retry_after: Some(wait), standing })
+            }
+            (None, Ok(retry_after)) if !retry_after.is_zero() => Ok(Self::Denied { retry_after, standing }),
             (None, Err(_)) => Ok(Self::Never { standing }),
-            _ => Err(UnexpectedReply::Contradiction {
-                asked,
-                granted,
-                retry_after_ms,
-            }),
+            _ => Err(UnexpectedReply::Contradiction { asked, granted, retry_after_ms }),
         }
     }
 }
@@ -324,10 +293,7 @@ fn in_range<T: TryFrom<i64>>(
     allowed: impl FnOnce(&T) -> bool,
 ) -> Result<T, UnexpectedReply> {
     let value = integer(field, frame)?;
-    T::try_from(value)
-        .ok()
-        .filter(allowed)
-        .ok_or(UnexpectedReply::OutOfRange(field, value))
+    T::try_from(value).ok().filter(allowed).ok_or(UnexpectedReply::OutOfRange(field, value))
 }
 
 #[cfg(test)]
@@ -357,16 +323,10 @@ mod tests {
         let call = Call::charge([("{a}:0", limit(100, 10, 1000))], Cost::ONE, count(3), None);
         let arguments = "$1\r\n1\r\n$5\r\n{a}:0\r\n$1\r\n0\r\n$1\r\n1\r\n$1\r\n3\r\n\
                          $3\r\n100\r\n$1\r\n1\r\n$3\r\n100\r\n";
-        assert_eq!(
-            text(|out| call.evalsha(out)),
-            format!("*10\r\n$7\r\nEVALSHA\r\n$40\r\n{}\r\n{arguments}", sha1())
-        );
+        assert_eq!(text(|out| call.evalsha(out)), format!("*10\r\n$7\r\nEVALSHA\r\n$40\r\n{}\r\n{arguments}", sha1()));
         assert_eq!(
             text(|out| call.eval(out)),
-            format!(
-                "*10\r\n$4\r\nEVAL\r\n${}\r\n{SOURCE}\r\n{arguments}",
-                SOURCE.len()
-            )
+            format!("*10\r\n$4\r\nEVAL\r\n${}\r\n{SOURCE}\r\n{arguments}", SOURCE.len())
         );
         assert_eq!((call.asked(), call.limits()), (count(3), 1));
     }
@@ -374,11 +334,7 @@ mod tests {
     #[test]
     fn keys_of_any_bytes_and_numbers_of_any_size_arrive_as_they_were() {
         let keys: [&[u8]; 3] = [b"*1\r\n$5 \xfe\xff", b"", "\u{20ac}".as_bytes()];
-        let limits = [
-            limit(MAX_UNITS, MAX_UNITS, 1),
-            limit(28_542, 1, 315_576_000_000),
-            limit(7, 1, 1),
-        ];
+        let limits = [limit(MAX_UNITS, MAX_UNITS, 1), limit(28_542, 1, 315_576_000_000), limit(7, 1, 1)];
         let cost = Cost::new(MAX_UNITS).unwrap();
         let pairs = keys.into_iter().zip(limits);
         let call = Call::give_back(pairs, cost, NonZeroU32::MAX, Some(u64::MAX));
@@ -426,42 +382,22 @@ mod tests {
     #[test]
     fn a_reply_is_granted_granted_in_part_denied_or_never() {
         let ms = Duration::from_millis;
-        let standing = |limit, remaining, reset| Standing {
-            limit,
-            remaining,
-            reset_after: ms(reset),
-        };
+        let standing = |limit, remaining, reset| Standing { limit, remaining, reset_after: ms(reset) };
         let most = 9_007_199_254_740_991;
         let cases = [
             (
                 [3, 7, 0, 300, 1],
-                Outcome::Granted {
-                    granted: count(3),
-                    retry_after: None,
-                    standing: standing(1, 7, 300),
-                },
+                Outcome::Granted { granted: count(3), retry_after: None, standing: standing(1, 7, 300) },
             ),
             (
                 [2, 0, 1, 1000, 0],
-                Outcome::Granted {
-                    granted: count(2),
-                    retry_after: Some(ms(1)),
-                    standing: standing(0, 0, 1000),
-                },
+                Outcome::Granted { granted: count(2), retry_after: Some(ms(1)), standing: standing(0, 0, 1000) },
             ),
             (
                 [0, most, most, most, 0],
-                Outcome::Denied {
-                    retry_after: ms(most as u64),
-                    standing: standing(0, most as u64, most as u64),
-                },
+                Outcome::Denied { retry_after: ms(most as u64), standing: standing(0, most as u64, most as u64) },
             ),
-            (
-                [0, 5, -1, 0, 0],
-                Outcome::Never {
-                    standing: standing(0, 5, 0),
-                },
-            ),
+            ([0, 5, -1, 0, 0], Outcome::Never { standing: standing(0, 5, 0) }),
         ];
         for (fields, outcome) in cases {
             assert_eq!(read(&five(fields), 3, 2), Ok(outcome));
@@ -473,11 +409,7 @@ mod tests {
         use Field::{Granted, Limit, Remaining, ResetAfter, RetryAfter};
         use UnexpectedReply::{Contradiction, NotAnArray, NotAnInteger, NotFive, OutOfRange};
         let too_much = 1 << 53;
-        let contradiction = |granted, retry_after_ms| Contradiction {
-            asked: count(3),
-            granted,
-            retry_after_ms,
-        };
+        let contradiction = |granted, retry_after_ms| Contradiction { asked: count(3), granted, retry_after_ms };
         let cases = [
             ("+OK\r\n".to_owned(), NotAnArray(FrameKind::SimpleString)),
             ("-WRONGTYPE x\r\n".to_owned(), NotAnArray(FrameKind::Error)),
@@ -485,44 +417,20 @@ mod tests {
             ("$-1\r\n".to_owned(), NotAnArray(FrameKind::Null)),
             ("*0\r\n".to_owned(), NotFive(0)),
             ("*4\r\n:1\r\n:1\r\n:0\r\n:0\r\n".to_owned(), NotFive(4)),
-            (
-                five([1, 1, 0, 0, 0]).replace("*5", "*6") + ":0\r\n",
-                NotFive(6),
-            ),
-            (
-                "*5\r\n$1\r\n3\r\n:1\r\n:0\r\n:0\r\n:0\r\n".to_owned(),
-                NotAnInteger(Granted, FrameKind::BulkString),
-            ),
-            (
-                "*5\r\n:3\r\n:1\r\n:0\r\n:0\r\n*0\r\n".to_owned(),
-                NotAnInteger(Limit, FrameKind::Array),
-            ),
-            (
-                "*5\r\n:3\r\n:1\r\n$-1\r\n:0\r\n:0\r\n".to_owned(),
-                NotAnInteger(RetryAfter, FrameKind::Null),
-            ),
+            (five([1, 1, 0, 0, 0]).replace("*5", "*6") + ":0\r\n", NotFive(6)),
+            ("*5\r\n$1\r\n3\r\n:1\r\n:0\r\n:0\r\n:0\r\n".to_owned(), NotAnInteger(Granted, FrameKind::BulkString)),
+            ("*5\r\n:3\r\n:1\r\n:0\r\n:0\r\n*0\r\n".to_owned(), NotAnInteger(Limit, FrameKind::Array)),
+            ("*5\r\n:3\r\n:1\r\n$-1\r\n:0\r\n:0\r\n".to_owned(), NotAnInteger(RetryAfter, FrameKind::Null)),
             (five([4, 0, 0, 0, 0]), OutOfRange(Granted, 4)),
             (five([-1, 0, 0, 0, 0]), OutOfRange(Granted, -1)),
             (five([1 << 32, 0, 0, 0, 0]), OutOfRange(Granted, 1 << 32)),
             (five([3, -1, 0, 0, 0]), OutOfRange(Remaining, -1)),
-            (
-                five([3, too_much, 0, 0, 0]),
-                OutOfRange(Remaining, too_much),
-            ),
+            (five([3, too_much, 0, 0, 0]), OutOfRange(Remaining, too_much)),
             (five([0, 0, -2, 0, 0]), OutOfRange(RetryAfter, -2)),
-            (
-                five([0, 0, too_much, 0, 0]),
-                OutOfRange(RetryAfter, too_much),
-            ),
-            (
-                five([0, 0, i64::MIN, 0, 0]),
-                OutOfRange(RetryAfter, i64::MIN),
-            ),
+            (five([0, 0, too_much, 0, 0]), OutOfRange(RetryAfter, too_much)),
+            (five([0, 0, i64::MIN, 0, 0]), OutOfRange(RetryAfter, i64::MIN)),
             (five([3, 0, 0, -1, 0]), OutOfRange(ResetAfter, -1)),
-            (
-                five([3, 0, 0, i64::MAX, 0]),
-                OutOfRange(ResetAfter, i64::MAX),
-            ),
+            (five([3, 0, 0, i64::MAX, 0]), OutOfRange(ResetAfter, i64::MAX)),
             (five([3, 0, 0, 0, 2]), OutOfRange(Limit, 2)),
             (five([3, 0, 0, 0, -1]), OutOfRange(Limit, -1)),
             (five([3, 0, 1, 0, 0]), contradiction(3, 1)),
@@ -534,9 +442,6 @@ mod tests {
         for (reply, error) in cases {
             assert_eq!(read(&reply, 3, 2), Err(error), "{reply:?}");
         }
-        assert_eq!(
-            read(&five([1, 0, 0, 0, 0]), 1, 0),
-            Err(OutOfRange(Limit, 0))
-        );
+        assert_eq!(read(&five([1, 0, 0, 0, 0]), 1, 0), Err(OutOfRange(Limit, 0)));
     }
 }

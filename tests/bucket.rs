@@ -1,10 +1,5 @@
 //! lua/bucket.lua in real Redis and real Valkey: against an exact model, and case by case.
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing
-)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 #[path = "bucket/model.rs"]
 mod model;
@@ -42,9 +37,7 @@ fn set(wire: &mut Wire, tokens: &str, ts: &str) {
 /// How many changes the data set has seen.
 fn changes(wire: &mut Wire) -> String {
     let info = wire.text(&["INFO", "persistence"]);
-    let line = info
-        .lines()
-        .find(|line| line.starts_with("rdb_changes_since_last_save:"));
+    let line = info.lines().find(|line| line.starts_with("rdb_changes_since_last_save:"));
     line.unwrap().to_owned()
 }
 
@@ -84,11 +77,7 @@ fn several_limits_are_charged_all_or_none_and_the_one_that_bound_is_named() {
     ];
     for Store { mut wire, .. } in Store::both() {
         for (now, cost, count, reply) in cases {
-            assert_eq!(
-                wire.reply(&call(&limits, now, cost, count)),
-                reply,
-                "{count} at {now}"
-            );
+            assert_eq!(wire.reply(&call(&limits, now, cost, count)), reply, "{count} at {now}");
         }
     }
 }
@@ -110,9 +99,7 @@ fn two_clocks_five_seconds_apart_admit_ten_of_fifteen_where_the_naive_script_adm
 fn an_impatient_caller_at_one_a_second_gets_ten_in_ten_seconds() {
     let second = [limit(1, 1, 1000)];
     for Store { mut wire, .. } in Store::both() {
-        let granted: i64 = (0..100)
-            .map(|i| wire.reply(&call(&second, START + i * 100, 1, 1))[0])
-            .sum();
+        let granted: i64 = (0..100).map(|i| wire.reply(&call(&second, START + i * 100, 1, 1))[0]).sum();
         assert_eq!(granted, 10);
     }
 }
@@ -145,10 +132,7 @@ fn no_fraction_is_lost_by_charging_at_odd_times() {
                 }
             }
             let brought = u128::from(now - START) * model::rate(&limit);
-            assert_eq!(
-                taken,
-                (model::full(&limit) + brought) / model::one_token(&limit)
-            );
+            assert_eq!(taken, (model::full(&limit) + brought) / model::one_token(&limit));
         }
     }
 }
@@ -159,21 +143,12 @@ fn a_denial_touches_neither_the_fields_nor_the_expiry_nor_the_data_set() {
     for Store { mut wire, .. } in Store::both() {
         assert_eq!(five(&wire.run(&call(&limits, START, 2, 1)))[0], 1);
         let state = |wire: &mut Wire| {
-            let stored = [key(0), key(1)].map(|key| {
-                (
-                    wire.command(&["DUMP", &key]),
-                    wire.integer(&["PEXPIRETIME", &key]),
-                )
-            });
+            let stored =
+                [key(0), key(1)].map(|key| (wire.command(&["DUMP", &key]), wire.integer(&["PEXPIRETIME", &key])));
             (stored, changes(wire))
         };
         let before = state(&mut wire);
-        for (now, cost) in [
-            (START, 1),
-            (START + 99_999, 1),
-            (START - 5000, 2),
-            (START + 1, 3),
-        ] {
+        for (now, cost) in [(START, 1), (START + 99_999, 1), (START - 5000, 2), (START + 1, 3)] {
             assert_eq!(five(&wire.run(&call(&limits, now, cost, 7)))[0], 0);
         }
         assert_eq!(state(&mut wire), before);
@@ -189,57 +164,30 @@ fn what_is_given_back_can_be_charged_again_and_never_fills_a_bucket_over_its_cap
         assert_eq!(wire.integer(&["EXISTS", &key(0), &key(1)]), 0);
 
         assert_eq!(wire.reply(&call(&two, START, 2, 5)), [5, 0, 0, 1000, 0]);
-        assert_eq!(
-            wire.reply(&call(&two, START + 50, 2, -2)),
-            [2, 4, 0, 550, 0]
-        );
-        assert_eq!(
-            wire.fields(&key(0)),
-            ["4.5", "1700000000050"].map(|it| Some(it.into()))
-        );
+        assert_eq!(wire.reply(&call(&two, START + 50, 2, -2)), [2, 4, 0, 550, 0]);
+        assert_eq!(wire.fields(&key(0)), ["4.5", "1700000000050"].map(|it| Some(it.into())));
         wire.command(&["DEL", &key(1)]);
-        assert_eq!(
-            wire.reply(&call(&two, START + 50, MAX_UNITS, -4_000_000_000))[1],
-            10
-        );
+        assert_eq!(wire.reply(&call(&two, START + 50, MAX_UNITS, -4_000_000_000))[1], 10);
         assert_eq!(wire.fields(&key(0))[0].as_deref(), Some("10"));
         assert_eq!(wire.integer(&["EXISTS", &key(1)]), 0);
 
         // A full bucket keeps its time for a while, so that a clock behind it is not paid that time again.
-        assert_eq!(
-            wire.reply(&call(&two[..1], START, 10, 1)),
-            [1, 0, 0, 1050, 0]
-        );
-        assert_eq!(
-            wire.reply(&call(&two[..1], START + 50, 1, 1)),
-            [0, 0, 100, 1000, 0]
-        );
+        assert_eq!(wire.reply(&call(&two[..1], START, 10, 1)), [1, 0, 0, 1050, 0]);
+        assert_eq!(wire.reply(&call(&two[..1], START + 50, 1, 1)), [0, 0, 100, 1000, 0]);
     }
 }
 
 #[test]
 fn a_lower_capacity_cuts_at_the_next_call_and_a_raised_one_grows_from_where_the_bucket_is() {
     for Store { mut wire, .. } in Store::both() {
-        assert_eq!(
-            wire.reply(&call(&[limit(1000, 1, 100)], START, 1, 1))[1],
-            999
-        );
-        assert_eq!(
-            wire.reply(&call(&[limit(10, 1, 100)], START, 1, 99)),
-            [10, 0, 100, 1000, 0]
-        );
+        assert_eq!(wire.reply(&call(&[limit(1000, 1, 100)], START, 1, 1))[1], 999);
+        assert_eq!(wire.reply(&call(&[limit(10, 1, 100)], START, 1, 99)), [10, 0, 100, 1000, 0]);
         let raised = [limit(1000, 1, 100)];
-        assert_eq!(
-            wire.reply(&call(&raised, START + 2000, 1, 1)),
-            [1, 19, 0, 98_100, 0]
-        );
+        assert_eq!(wire.reply(&call(&raised, START + 2000, 1, 1)), [1, 19, 0, 98_100, 0]);
         // The refill changes on an empty bucket: what it brings is counted at the refill of the caller.
         assert_eq!(wire.reply(&call(&raised, START + 2000, 1, 99))[0], 19);
         let hourly = [limit(1000, 1, 3_600_000)];
-        assert_eq!(
-            wire.reply(&call(&hourly, START + 2001, 1, 1))[..3],
-            [0, 0, 3_599_999]
-        );
+        assert_eq!(wire.reply(&call(&hourly, START + 2001, 1, 1))[..3], [0, 0, 3_599_999]);
     }
 }
 
@@ -276,19 +224,14 @@ fn what_another_limiter_has_stored_is_understood_and_is_never_more_than_the_capa
     for Store { mut wire, .. } in Store::both() {
         for (tokens, ts, reply) in cases {
             set(&mut wire, tokens, ts);
-            assert_eq!(
-                wire.reply(&call(&ten, START, 1, 1)),
-                reply,
-                "{tokens} at {ts}"
-            );
+            assert_eq!(wire.reply(&call(&ten, START, 1, 1)), reply, "{tokens} at {ts}");
             set(&mut wire, tokens, ts);
             let [granted, ..] = wire.reply(&call(&ten, START, 1, 1000));
             assert!(granted <= 10, "{tokens} at {ts} admits {granted}");
             if granted > 0 {
                 let plain = |field: &Option<String>| {
                     let text = field.as_deref().unwrap();
-                    text.bytes()
-                        .all(|byte| byte.is_ascii_digit() || byte == b'.')
+                    text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
                 };
                 assert!(wire.fields(&key(0)).iter().all(plain), "{tokens} at {ts}");
             }
@@ -320,11 +263,7 @@ fn a_key_that_is_no_bucket_is_an_error_of_its_type_and_nothing_is_charged() {
             wire.text(&["FLUSHDB"]);
             wire.command(words);
             for count in [1, -1] {
-                assert_eq!(
-                    wire.error(&call(&two, START, 1, count)),
-                    "WRONGTYPE",
-                    "{words:?}"
-                );
+                assert_eq!(wire.error(&call(&two, START, 1, count)), "WRONGTYPE", "{words:?}");
             }
             assert_eq!(wire.integer(&["EXISTS", &key(0)]), 0, "{words:?}");
         }
@@ -383,9 +322,7 @@ fn a_user_needs_six_commands_on_the_keys_and_no_more() {
     let call = call(&[limit(10, 1, 100)], None, 1, 1);
     for Store { server, mut wire } in Store::both() {
         let mut answers = |granted: &[&str]| {
-            let user = [
-                "ACL", "SETUSER", "filter", "reset", "on", ">secret", "~{b}:*",
-            ];
+            let user = ["ACL", "SETUSER", "filter", "reset", "on", ">secret", "~{b}:*"];
             assert_eq!(wire.text(&[&user, granted].concat()), "OK");
             let mut filter = Wire::open(server.port());
             assert_eq!(filter.text(&["AUTH", "filter", "secret"]), "OK");
@@ -403,15 +340,12 @@ fn a_user_needs_six_commands_on_the_keys_and_no_more() {
             // NOPERM for the call itself; for a command inside the script both servers say ERR, each with a text of
             // its own.
             let refused = |reply: &BytesFrame| match reply {
-                BytesFrame::Error(text) => ["NOPERM", "can't run this command", "ACL failure"]
-                    .iter()
-                    .any(|sign| text.contains(sign)),
+                BytesFrame::Error(text) => {
+                    ["NOPERM", "can't run this command", "ACL failure"].iter().any(|sign| text.contains(sign))
+                }
                 _ => false,
             };
-            assert!(
-                replies.iter().any(refused),
-                "without {without}: {replies:?}"
-            );
+            assert!(replies.iter().any(refused), "without {without}: {replies:?}");
         }
     }
 }
@@ -419,10 +353,7 @@ fn a_user_needs_six_commands_on_the_keys_and_no_more() {
 #[test]
 fn a_bucket_is_kept_in_the_compact_encoding_however_many_digits_it_has() {
     for Store { mut wire, .. } in Store::both() {
-        for limit in [
-            limit(9_000_000_000_000, 7, 1000),
-            limit(28_542, 1, 315_576_000_000),
-        ] {
+        for limit in [limit(9_000_000_000_000, 7, 1000), limit(28_542, 1, 315_576_000_000)] {
             wire.text(&["FLUSHDB"]);
             assert_eq!(wire.reply(&call(&[limit], START, 1, 1))[0], 1);
             assert_eq!(wire.reply(&call(&[limit], START + 1, 1, 1))[0], 1);
@@ -436,22 +367,11 @@ fn a_bucket_is_kept_in_the_compact_encoding_however_many_digits_it_has() {
 fn the_servers_own_time_is_used_where_the_caller_names_none() {
     let fast = [limit(1, 1, 40)];
     for Store { mut wire, .. } in Store::both() {
-        let ts = |wire: &mut Wire| {
-            wire.fields(&key(0))[1]
-                .as_deref()
-                .unwrap()
-                .parse::<u64>()
-                .unwrap()
-        };
+        let ts = |wire: &mut Wire| wire.fields(&key(0))[1].as_deref().unwrap().parse::<u64>().unwrap();
         let time = |wire: &mut Wire| match wire.command(&["TIME"]) {
             BytesFrame::Array(parts) => match &parts[..] {
-                [
-                    BytesFrame::BulkString(seconds),
-                    BytesFrame::BulkString(micros),
-                ] => {
-                    let number = |bytes: &[u8]| -> u64 {
-                        std::str::from_utf8(bytes).unwrap().parse().unwrap()
-                    };
+                [BytesFrame::BulkString(seconds), BytesFrame::BulkString(micros)] => {
+                    let number = |bytes: &[u8]| -> u64 { std::str::from_utf8(bytes).unwrap().parse().unwrap() };
                     number(seconds) * 1000 + number(micros) / 1000
                 }
                 parts => panic!("{parts:?}"),
@@ -464,16 +384,14 @@ fn the_servers_own_time_is_used_where_the_caller_names_none() {
         assert!((before..=time(&mut wire)).contains(&first));
         // Polled without a pause, the next comes through on the fortieth millisecond or, on a busy machine, later.
         let mut denied = 0;
-        wait_until("the next token is there", || {
-            match wire.outcome(&call(&fast, None, 1, 1)) {
-                Outcome::Granted { .. } => true,
-                Outcome::Denied { retry_after, .. } => {
-                    denied += 1;
-                    assert!(retry_after.as_millis() <= 40);
-                    false
-                }
-                outcome @ Outcome::Never { .. } => panic!("{outcome:?}"),
+        wait_until("the next token is there", || match wire.outcome(&call(&fast, None, 1, 1)) {
+            Outcome::Granted { .. } => true,
+            Outcome::Denied { retry_after, .. } => {
+                denied += 1;
+                assert!(retry_after.as_millis() <= 40);
+                false
             }
+            outcome @ Outcome::Never { .. } => panic!("{outcome:?}"),
         });
         assert!(denied > 0 || ts(&mut wire) > first + 40);
         assert!(ts(&mut wire) >= first + 40);
@@ -484,16 +402,11 @@ fn the_servers_own_time_is_used_where_the_caller_names_none() {
 fn a_key_is_gone_soon_after_its_bucket_is_full_and_not_before() {
     let fast = [limit(100, 1, 1)];
     for Store { mut wire, .. } in Store::both() {
-        assert_eq!(
-            five(&wire.run(&call(&fast, None, 1, 100))),
-            [100, 0, 0, 100, 0]
-        );
+        assert_eq!(five(&wire.run(&call(&fast, None, 1, 100))), [100, 0, 0, 100, 0]);
         let written: i64 = wire.fields(&key(0))[1].as_deref().unwrap().parse().unwrap();
         let expires = wire.integer(&["PEXPIRETIME", &key(0)]);
         assert!(expires >= written + 100 + 1000, "{expires} after {written}");
-        wait_until("the key is gone", || {
-            wire.integer(&["EXISTS", &key(0)]) == 0
-        });
+        wait_until("the key is gone", || wire.integer(&["EXISTS", &key(0)]) == 0);
         assert_eq!(five(&wire.run(&call(&fast, None, 1, 1))), [1, 99, 0, 1, 0]);
     }
 }

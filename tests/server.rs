@@ -25,11 +25,7 @@ fn a_server_answers_until_it_is_dropped() {
 fn a_killed_server_comes_back_on_its_port_and_has_forgotten_everything() {
     let mut server = Server::start(Kind::Redis, &[]);
     let (port, pid) = (server.port(), server.pid());
-    let _: () = redis::cmd("SET")
-        .arg("a")
-        .arg(1)
-        .query(&mut server.client())
-        .unwrap();
+    let _: () = redis::cmd("SET").arg("a").arg(1).query(&mut server.client()).unwrap();
     server.kill();
     server.restart();
     assert_eq!(server.port(), port);
@@ -53,15 +49,9 @@ fn a_stopped_server_answers_only_after_it_goes_on() {
 
 #[test]
 fn extra_arguments_win_and_a_password_does_not_keep_a_server_from_being_ready() {
-    let server = Server::start(
-        Kind::Redis,
-        &["--requirepass", "secret", "--appendonly", "yes"],
-    );
+    let server = Server::start(Kind::Redis, &["--requirepass", "secret", "--appendonly", "yes"]);
     let mut client = server.connect(":secret@").unwrap();
-    let (_, appendonly): (String, String) = redis::cmd("CONFIG")
-        .arg("GET")
-        .arg("appendonly")
-        .query(&mut client)
-        .unwrap();
+    let (_, appendonly): (String, String) =
+        redis::cmd("CONFIG").arg("GET").arg("appendonly").query(&mut client).unwrap();
     assert_eq!(appendonly, "yes");
 }

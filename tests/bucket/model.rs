@@ -32,10 +32,7 @@ impl Bucket {
     /// The bucket at `now` with nothing taken. A clock that is behind it changes nothing.
     pub fn seen_at(self, now: u64, limit: &Limit) -> Self {
         let gained = u128::from(now.saturating_sub(self.at)) * rate(limit);
-        Self {
-            units: full(limit).min(self.units + gained),
-            at: self.at.max(now),
-        }
+        Self { units: full(limit).min(self.units + gained), at: self.at.max(now) }
     }
 
     /// The first time, counted from `now`, at which there are that many units. Zero where there are already.
@@ -56,35 +53,21 @@ impl Bucket {
 
 impl Model {
     pub fn new(limits: usize) -> Self {
-        Self {
-            buckets: vec![None; limits],
-        }
+        Self { buckets: vec![None; limits] }
     }
 
     pub fn view(&self, i: usize, now: u64, limit: &Limit) -> Bucket {
-        let unstored = Bucket {
-            units: full(limit),
-            at: now,
-        };
+        let unstored = Bucket { units: full(limit), at: now };
         self.buckets[i].unwrap_or(unstored).seen_at(now, limit)
     }
 
     /// Charges `count` times `cost`, or gives back where `count` is negative.
     pub fn call(&mut self, limits: &[Limit], now: u64, cost: u64, count: i64) -> Answer {
-        let mut seen: Vec<Bucket> = limits
-            .iter()
-            .enumerate()
-            .map(|(i, limit)| self.view(i, now, limit))
-            .collect();
-        let need: Vec<u128> = limits
-            .iter()
-            .map(|limit| u128::from(cost) * one_token(limit))
-            .collect();
+        let mut seen: Vec<Bucket> = limits.iter().enumerate().map(|(i, limit)| self.view(i, now, limit)).collect();
+        let need: Vec<u128> = limits.iter().map(|limit| u128::from(cost) * one_token(limit)).collect();
         let all = || 0..limits.len();
 
-        let too_small = (count > 0)
-            .then(|| all().find(|&i| cost > limits[i].capacity().get()))
-            .flatten();
+        let too_small = (count > 0).then(|| all().find(|&i| cost > limits[i].capacity().get())).flatten();
         let fitting = all().map(|i| seen[i].units / need[i]).min().unwrap();
         let granted = match (count, too_small) {
             (..=0, _) => 0,
@@ -107,11 +90,7 @@ impl Model {
 
         let refused = too_small.is_none() && count > 0 && granted < count as u128;
         let wait = |i: usize| {
-            if refused {
-                seen[i].wait_for(need[i], now, &limits[i])
-            } else {
-                0
-            }
+            if refused { seen[i].wait_for(need[i], now, &limits[i]) } else { 0 }
         };
         let longest = all().map(wait).max().unwrap();
         let left = |i: usize| seen[i].units as f64 / full(&limits[i]) as f64;

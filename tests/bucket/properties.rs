@@ -14,20 +14,12 @@ use crate::support::server::Kind;
 const PLACES: u128 = 10_u128.pow(15);
 
 /// Runs a property so many times on Redis and so many times on Valkey, or as many as PROPTEST_CASES says.
-fn holds<S: Strategy>(
-    cases: u32,
-    strategy: &S,
-    test: impl Fn(&mut Store, S::Value) -> TestCaseResult,
-) {
+fn holds<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(&mut Store, S::Value) -> TestCaseResult) {
     let config = match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
         None => ProptestConfig::with_cases(cases),
     };
-    let config = ProptestConfig {
-        failure_persistence: None,
-        max_shrink_iters: 2000,
-        ..config
-    };
+    let config = ProptestConfig { failure_persistence: None, max_shrink_iters: 2000, ..config };
     for kind in Kind::ALL {
         let store = std::cell::RefCell::new(Store::start(kind));
         let outcome = TestRunner::new(config.clone()).run(strategy, |value| {
@@ -44,15 +36,7 @@ fn holds<S: Strategy>(
 fn any_refill() -> impl Strategy<Value = Refill> {
     const SECOND: u64 = 1000;
     const DAY: u64 = 86_400 * SECOND;
-    let units = prop::sample::select(vec![
-        1,
-        15,
-        SECOND,
-        60 * SECOND,
-        3600 * SECOND,
-        DAY,
-        365 * DAY,
-    ]);
+    let units = prop::sample::select(vec![1, 15, SECOND, 60 * SECOND, 3600 * SECOND, DAY, 365 * DAY]);
     prop_oneof![
         Just((1, MAX_PERIOD_MS)),
         Just((1_000_000, SECOND)),
@@ -72,9 +56,8 @@ fn capacity_for(refill: Refill) -> impl Strategy<Value = Capacity> {
 }
 
 fn any_limit() -> impl Strategy<Value = Limit> {
-    any_refill().prop_flat_map(|refill| {
-        capacity_for(refill).prop_map(move |capacity| Limit::new(capacity, refill).unwrap())
-    })
+    any_refill()
+        .prop_flat_map(|refill| capacity_for(refill).prop_map(move |capacity| Limit::new(capacity, refill).unwrap()))
 }
 
 /// How the clock moves before a step. The last reply decides where it is to move to.
@@ -164,19 +147,12 @@ impl<'a> Run<'a> {
             Tick::BackBy(ms) => self.now - ms,
             Tick::Punctual => self.now + retry,
             Tick::Impatient => self.now + retry.saturating_sub(1),
-            Tick::PartOfReset(share) => {
-                self.now + (u128::from(reset) * u128::from(share) / 1000) as u64
-            }
+            Tick::PartOfReset(share) => self.now + (u128::from(reset) * u128::from(share) / 1000) as u64,
         };
         self.now = target.clamp(self.not_before, MAX_UNITS);
         self.expire()?;
         let tokens = |share: u64| {
-            let smallest = self
-                .limits
-                .iter()
-                .map(|limit| limit.capacity().get())
-                .min()
-                .unwrap();
+            let smallest = self.limits.iter().map(|limit| limit.capacity().get()).min().unwrap();
             let tokens = u128::from(smallest) * u128::from(share) / 1000;
             (tokens as u64).clamp(1, MAX_UNITS)
         };
@@ -218,14 +194,7 @@ impl<'a> Run<'a> {
         let before = self.stored.clone();
         let expected = self.model.call(&self.limits, self.now, cost, count);
         let (reply, started, ended, lives) = self.ask(cost, count);
-        prop_assert_eq!(
-            reply,
-            expected.reply,
-            "cost {} count {} at {}",
-            cost,
-            count,
-            self.now
-        );
+        prop_assert_eq!(reply, expected.reply, "cost {} count {} at {}", cost, count, self.now);
         self.last = reply;
 
         for (i, limit) in self.limits.iter().enumerate() {
@@ -266,14 +235,8 @@ impl<'a> Run<'a> {
         let commands = 5 + 3 * self.limits.len();
         let replies = self.store.wire.exchange(&bytes, commands);
         let results = array(replies.last().unwrap());
-        let lives = results[2..]
-            .chunks_exact(3)
-            .map(|answers| integer(&answers[0]))
-            .collect();
-        self.stored = results[2..]
-            .chunks_exact(3)
-            .map(|answers| fields(&answers[1]))
-            .collect();
+        let lives = results[2..].chunks_exact(3).map(|answers| integer(&answers[0])).collect();
+        self.stored = results[2..].chunks_exact(3).map(|answers| fields(&answers[1])).collect();
         let ended = milliseconds(results.last().unwrap());
         (five(&results[1]), milliseconds(&results[0]), ended, lives)
     }
@@ -299,10 +262,7 @@ impl<'a> Run<'a> {
 }
 
 fn milliseconds(time: &BytesFrame) -> i64 {
-    let parts: Vec<i64> = array(time)
-        .iter()
-        .map(|part| part.as_str().unwrap().parse().unwrap())
-        .collect();
+    let parts: Vec<i64> = array(time).iter().map(|part| part.as_str().unwrap().parse().unwrap()).collect();
     parts[0] * 1000 + parts[1] / 1000
 }
 
@@ -310,36 +270,18 @@ fn milliseconds(time: &BytesFrame) -> i64 {
 fn digits(text: &str) -> Result<u128, TestCaseError> {
     let (whole, places) = text.split_once('.').unwrap_or((text, ""));
     let plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-    prop_assert!(
-        !whole.is_empty() && plain(whole) && plain(places) && places.len() <= 15,
-        "{}",
-        text
-    );
-    prop_assert!(
-        !text.ends_with('.') && (places.is_empty() || !text.ends_with('0')),
-        "{}",
-        text
-    );
+    prop_assert!(!whole.is_empty() && plain(whole) && plain(places) && places.len() <= 15, "{}", text);
+    prop_assert!(!text.ends_with('.') && (places.is_empty() || !text.ends_with('0')), "{}", text);
     Ok(format!("{whole}{places:0<15}").parse().unwrap())
 }
 
 /// The stored fields are the bucket, to the last of 15 places.
 fn check_text(stored: &[Option<String>; 2], bucket: Bucket, limit: &Limit) -> TestCaseResult {
-    let [Some(tokens), Some(ts)] = stored else {
-        panic!("not stored: {stored:?}")
-    };
+    let [Some(tokens), Some(ts)] = stored else { panic!("not stored: {stored:?}") };
     prop_assert_eq!(ts, &bucket.at.to_string());
-    let (whole, rest) = (
-        bucket.units / one_token(limit),
-        bucket.units % one_token(limit),
-    );
+    let (whole, rest) = (bucket.units / one_token(limit), bucket.units % one_token(limit));
     let exact = whole * PLACES + rest * PLACES / one_token(limit);
-    prop_assert!(
-        digits(tokens)?.abs_diff(exact) <= 1,
-        "{} for {:?}",
-        tokens,
-        bucket
-    );
+    prop_assert!(digits(tokens)?.abs_diff(exact) <= 1, "{} for {:?}", tokens, bucket);
     if rest == 0 {
         prop_assert_eq!(tokens, &whole.to_string());
     }
@@ -356,19 +298,13 @@ struct Ledger {
 
 impl Ledger {
     fn new(limit: &Limit) -> Self {
-        Self {
-            capacity: limit.capacity().get(),
-            fastest: limit.refill(),
-            replaced: 0,
-            entries: Vec::new(),
-        }
+        Self { capacity: limit.capacity().get(), fastest: limit.refill(), replaced: 0, entries: Vec::new() }
     }
 
     fn allow(&mut self, limit: &Limit) {
         self.capacity = self.capacity.max(limit.capacity().get());
         let faster = |a: Refill, b: Refill| {
-            u128::from(a.tokens()) * u128::from(b.period_ms())
-                > u128::from(b.tokens()) * u128::from(a.period_ms())
+            u128::from(a.tokens()) * u128::from(b.period_ms()) > u128::from(b.tokens()) * u128::from(a.period_ms())
         };
         if faster(limit.refill(), self.fastest) {
             self.fastest = limit.refill();
@@ -402,10 +338,7 @@ impl Ledger {
 
 #[test]
 fn every_reply_every_stored_digit_and_every_expiry_is_that_of_the_exact_bucket() {
-    let strategy = (
-        prop::collection::vec(any_limit(), 1..=3),
-        prop::collection::vec(any_step(), 1..60),
-    );
+    let strategy = (prop::collection::vec(any_limit(), 1..=3), prop::collection::vec(any_step(), 1..60));
     holds(400, &strategy, |store, (limits, steps)| {
         let mut run = Run::new(store, limits);
         for (tick, deed) in steps {
@@ -420,24 +353,15 @@ fn every_reply_every_stored_digit_and_every_expiry_is_that_of_the_exact_bucket()
 
 #[test]
 fn who_is_alone_and_waits_as_told_is_granted_and_a_millisecond_earlier_is_not() {
-    let strategy = (
-        prop::collection::vec(any_limit(), 1..=3),
-        prop::collection::vec((0..=1000_u64, 0..=20_000_u64), 1..12),
-    );
+    let strategy =
+        (prop::collection::vec(any_limit(), 1..=3), prop::collection::vec((0..=1000_u64, 0..=20_000_u64), 1..12));
     holds(100, &strategy, |store, (limits, rounds)| {
-        let smallest = limits
-            .iter()
-            .map(|limit| limit.capacity().get())
-            .min()
-            .unwrap();
+        let smallest = limits.iter().map(|limit| limit.capacity().get()).min().unwrap();
         let mut now = START;
         for (share, pause) in rounds {
             let cost = ((u128::from(smallest) * u128::from(share) / 1000) as u64).max(1);
             let mut granted = |now: u64, count: u32| {
-                let [granted, _, retry, ..] =
-                    store
-                        .wire
-                        .reply(&call(&limits, now, cost, i64::from(count)));
+                let [granted, _, retry, ..] = store.wire.reply(&call(&limits, now, cost, i64::from(count)));
                 (granted, retry as u64)
             };
             // Take what there is, so that one more has to wait. Enough may be there for a while.

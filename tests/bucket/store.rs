@@ -33,11 +33,7 @@ impl Store {
         let server = Server::start(kind, &[]);
         let mut wire = Wire::open(server.port());
         let digest = wire.text(&["SCRIPT", "LOAD", script::SOURCE]);
-        assert_eq!(
-            digest,
-            script::sha1(),
-            "Redis knows the script by the name we call it by"
-        );
+        assert_eq!(digest, script::sha1(), "Redis knows the script by the name we call it by");
         Self { server, wire }
     }
 
@@ -52,10 +48,7 @@ impl Wire {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        Self {
-            stream,
-            unread: BytesMut::new(),
-        }
+        Self { stream, unread: BytesMut::new() }
     }
 
     /// Sends bytes and reads so many replies.
@@ -86,10 +79,7 @@ impl Wire {
     /// A command that answers text, as a bulk or a simple string.
     pub fn text(&mut self, words: &[&str]) -> String {
         let reply = self.command(words);
-        reply
-            .as_str()
-            .unwrap_or_else(|| panic!("{words:?}: {reply:?}"))
-            .to_owned()
+        reply.as_str().unwrap_or_else(|| panic!("{words:?}: {reply:?}")).to_owned()
     }
 
     /// A command that answers an integer.
@@ -142,9 +132,7 @@ impl Wire {
 }
 
 pub fn encode(out: &mut BytesMut, words: &[&str]) {
-    let words = words
-        .iter()
-        .map(|word| BytesFrame::BulkString(word.as_bytes().to_vec().into()));
+    let words = words.iter().map(|word| BytesFrame::BulkString(word.as_bytes().to_vec().into()));
     extend_encode(out, &BytesFrame::Array(words.collect()), false).unwrap();
 }
 
@@ -168,29 +156,19 @@ pub fn five(frame: &BytesFrame) -> [i64; 5] {
 }
 
 pub fn fields(frame: &BytesFrame) -> [Option<String>; 2] {
-    let fields = array(frame)
-        .iter()
-        .map(|field| field.as_str().map(str::to_owned));
+    let fields = array(frame).iter().map(|field| field.as_str().map(str::to_owned));
     fields.collect::<Vec<_>>().try_into().unwrap()
 }
 
 pub fn limit(capacity: u64, tokens: u64, period_ms: u64) -> Limit {
-    Limit::new(
-        Capacity::new(capacity).unwrap(),
-        Refill::new(tokens, period_ms).unwrap(),
-    )
-    .unwrap()
+    Limit::new(Capacity::new(capacity).unwrap(), Refill::new(tokens, period_ms).unwrap()).unwrap()
 }
 
 /// A call on the buckets `{b}:0`, `{b}:1` and so on. A negative count gives back.
 pub fn call(limits: &[Limit], now: impl Into<Option<u64>>, cost: u64, count: i64) -> Call {
     let pairs = limits.iter().enumerate().map(|(i, limit)| (key(i), *limit));
     let size = NonZeroU32::new(u32::try_from(count.unsigned_abs()).unwrap()).unwrap();
-    let make = if count < 0 {
-        Call::give_back
-    } else {
-        Call::charge
-    };
+    let make = if count < 0 { Call::give_back } else { Call::charge };
     make(pairs, Cost::new(cost).unwrap(), size, now.into())
 }
 

@@ -43,9 +43,7 @@ impl Kind {
             Self::Redis => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
                 .map(|directory| directory.join("redis-server"))
                 .find(|path| path.is_file())
-                .unwrap_or_else(|| {
-                    panic!("no redis-server in the PATH: run apt-get install redis-server")
-                }),
+                .unwrap_or_else(|| panic!("no redis-server in the PATH: run apt-get install redis-server")),
             Self::Valkey => {
                 let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(VALKEY);
                 assert!(path.is_file(), "no {}: run make tools", path.display());
@@ -79,10 +77,7 @@ impl Server {
             arguments: arguments.iter().map(ToString::to_string).collect(),
             port: 0,
             process: None,
-            directory: tempfile::Builder::new()
-                .prefix("meshquota-")
-                .tempdir()
-                .unwrap(),
+            directory: tempfile::Builder::new().prefix("meshquota-").tempdir().unwrap(),
         };
         for _ in 0..ATTEMPTS {
             server.port = free_port();
@@ -90,10 +85,7 @@ impl Server {
                 return server;
             }
         }
-        panic!(
-            "{kind:?} did not start on {ATTEMPTS} ports:\n{}",
-            server.log()
-        )
+        panic!("{kind:?} did not start on {ATTEMPTS} ports:\n{}", server.log())
     }
 
     /// The port on 127.0.0.1.
@@ -152,12 +144,7 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         let started = self.launch();
-        assert!(
-            started,
-            "{:?} did not come back:\n{}",
-            self.kind,
-            self.log()
-        );
+        assert!(started, "{:?} did not come back:\n{}", self.kind, self.log());
     }
 
     /// Freezes the process (SIGSTOP): connections stay open, and nothing is answered.
@@ -216,11 +203,7 @@ impl Drop for Server {
 
 /// A port on 127.0.0.1 that nothing listens on at this moment.
 pub fn free_port() -> u16 {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 
 /// Polls until `condition` holds.
