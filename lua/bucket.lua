@@ -52,6 +52,7 @@ for i = 1, #KEYS do
   local full = capacity * period
   local level, ts = full, now
 
+  -- An error is handed on as it is: redis.call would put words before its WRONGTYPE in Redis 6.
   local state = redis.pcall('HMGET', KEYS[i], 'tokens', 'ts')
   if state.err then return state end
   local tokens, stamp = state[1], state[2]

@@ -244,6 +244,21 @@ fn what_another_limiter_has_stored_is_understood_and_is_never_more_than_the_capa
 }
 
 #[test]
+fn no_time_is_longer_than_can_be_counted() {
+    let decade = [limit(28_542, 1, 315_576_000_000)];
+    let most = MAX_UNITS.cast_signed();
+    for Store { mut wire, .. } in Store::both() {
+        set(&mut wire, "0", "1e300");
+        assert_eq!(
+            wire.reply(&call(&decade, START, 10, 1)),
+            [0, 0, most, most, 0]
+        );
+        set(&mut wire, "10", "1e300");
+        assert_eq!(wire.reply(&call(&decade, START, 10, 1)), [1, 0, 0, most, 0]);
+    }
+}
+
+#[test]
 fn a_key_that_is_no_bucket_is_an_error_of_its_type_and_nothing_is_charged() {
     let two = [limit(10, 1, 100), limit(10, 1, 100)];
     let no_buckets: [&[&str]; 10] = [
