@@ -1,7 +1,17 @@
-//! What the integration tests share: real servers on free ports.
+//! What the integration tests share: real servers on free ports, a real Envoy with the module in it, clients, a service,
+//! and a proxy that spoils replies.
 //!
 //! A test binary takes what it needs with `mod support;`, so what one of them leaves unused is no mistake.
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
 pub mod server;
+
+pub mod app;
+pub mod http;
+pub mod http2;
+
+pub mod envoy;
+pub mod module;
+
+pub mod shim;
