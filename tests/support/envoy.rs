@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -392,6 +394,21 @@ impl Envoy {
         let filters = &mut listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
         named(filters, "meshquota")["typed_config"]["config"]["configuration"]["value"] = json!(configuration.to_string());
         write_listener(&self.directory.path().join(LISTENERS_FILE), listener);
+    }
+
+    /// Stops the process (SIGSTOP) as a machine without time for it would.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.process.id()).expect("a process id is small");
+        kill(Pid::from_raw(pid), signal).expect("a child can be signalled");
     }
 
     /// The log so far.
