@@ -97,6 +97,7 @@ pub struct Setup {
     tweaks: Vec<Tweak>,
     reloads: bool,
     connects: bool,
+    drain: Duration,
 }
 
 impl Setup {
@@ -111,6 +112,7 @@ impl Setup {
             tweaks: Vec::new(),
             reloads: false,
             connects: true,
+            drain: Duration::from_secs(1),
         }
     }
 
@@ -153,6 +155,12 @@ impl Setup {
     /// Reads the listener with the filter from a file that [`Envoy::reload`] replaces.
     pub fn reloading(mut self) -> Self {
         self.reloads = true;
+        self
+    }
+
+    /// How long requests of a replaced configuration have to end.
+    pub fn draining(mut self, drain: Duration) -> Self {
+        self.drain = drain;
         self
     }
 
@@ -229,8 +237,8 @@ impl Setup {
             .arg("--config-path")
             .arg(at("envoy.json"))
             .args(["--concurrency", &self.workers.to_string(), "--use-dynamic-base-id"])
-            // What a connection that drains may take is not what is tested here.
-            .args(["--drain-time-s", "1", "--drain-strategy", "immediate", "--file-flush-interval-msec", "20"])
+            .args(["--drain-time-s", &self.drain.as_secs().to_string(), "--drain-strategy", "immediate"])
+            .args(["--file-flush-interval-msec", "20"])
             .current_dir(directory.path())
             .stdin(Stdio::null())
             .stdout(File::create(at("access")).unwrap())
