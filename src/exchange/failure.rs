@@ -135,7 +135,8 @@ impl ErrorReply {
             "LOADING" => ErrorKind::Loading,
             "OOM" => ErrorKind::Oom,
             "BUSY" => ErrorKind::Busy,
-            "NOAUTH" | "WRONGPASS" => ErrorKind::Auth,
+            // DENIED is what a server in protected mode says to anybody from outside, at once.
+            "NOAUTH" | "WRONGPASS" | "DENIED" => ErrorKind::Auth,
             "NOPERM" => ErrorKind::Noperm,
             "CLUSTERDOWN" | "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" => ErrorKind::Cluster,
             "WRONGTYPE" => ErrorKind::Type,
@@ -173,6 +174,7 @@ mod tests {
             ("BUSY Redis is busy running a script.", ErrorKind::Busy),
             ("NOAUTH Authentication required.", ErrorKind::Auth),
             ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Auth),
+            ("DENIED Redis is running in protected mode because protected mode is enabled", ErrorKind::Auth),
             ("ERR AUTH <password> called without any password configured", ErrorKind::Auth),
             ("NOPERM User x has no permissions to run the 'evalsha' command", ErrorKind::Noperm),
             ("ERR The user executing the script can't run this command or subcommand script: ab", ErrorKind::Noperm),
