@@ -6,7 +6,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-#[allow(dead_code)]
 mod support;
 
 use std::fs;
@@ -125,9 +124,8 @@ fn stand_ins() -> Result<Vec<StandIn>, String> {
     let envoy = project().join(".tools/envoy-1.40.0/envoy");
     let text = fs::read_to_string(project().join("envoy/docker/compose.yaml")).unwrap();
     let default_of = |variable: &str| {
-        let start = text.find(&format!("${{{variable}:-")).unwrap_or_else(|| panic!("no {variable}"));
-        let image = text[start..].split_once(":-").unwrap().1.split_once('}').unwrap().0;
-        image.to_owned()
+        let (_, rest) = text.split_once(&format!("${{{variable}:-")).unwrap_or_else(|| panic!("no {variable}"));
+        rest.split_once('}').unwrap().0.to_owned()
     };
     let images = [
         (default_of("ENVOY_IMAGE"), envoy.as_path(), "envoy"),
