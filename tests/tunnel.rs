@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use mlua::{Function, Lua, MultiValue, Table, UserData, UserDataMethods};
@@ -39,12 +40,12 @@ impl Tunnel {
     /// A handle over a body in these chunks.
     fn handle(&self, chunks: &[Chunk]) -> Table {
         let handle = self.0.create_table().unwrap();
-        let chunks = Rc::new(RefCell::new(chunks.to_vec().into_iter()));
+        let chunks = Rc::new(RefCell::new(chunks.iter().cloned().collect::<VecDeque<_>>()));
         let body = self
             .0
             .create_function(move |lua, _: MultiValue| {
                 let chunks = Rc::clone(&chunks);
-                lua.create_function(move |_, _: MultiValue| Ok(chunks.borrow_mut().next()))
+                lua.create_function(move |_, _: MultiValue| Ok(chunks.borrow_mut().pop_front()))
             })
             .unwrap();
         handle.set("bodyChunks", body).unwrap();
