@@ -1,5 +1,7 @@
 //! Documents and what is said of them.
 
+use std::time::Duration;
+
 use super::*;
 use crate::quota::Refill;
 
