@@ -1,4 +1,5 @@
-//! What the integration tests share: real servers on free ports.
+//! What the integration tests share: real servers on free ports, a real Envoy with the module in it, clients, a service,
+//! and a proxy that spoils replies.
 //!
 //! A test binary takes what it needs with `mod support;`, so what one of them leaves unused is no mistake.
 #![allow(dead_code, missing_docs)]
@@ -6,3 +7,12 @@
 
 pub mod module;
 pub mod server;
+
+pub mod app;
+pub mod http;
+pub mod http2;
+
+pub mod envoy;
+pub mod module;
+
+pub mod shim;

@@ -1,0 +1,69 @@
+//! The module in real Envoys, against real servers: what clients, operators and Redis get to see.
+//!
+//! Every test starts what it needs on ports of its own, and ends with [`Envoy::finish`](support::envoy::Envoy::finish).
+//! Assertions are about order and counts where they can be: the machine may be slow and busy, and a test must not mind.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
+
+mod support;
+
+#[path = "e2e/client.rs"]
+mod client;
+#[path = "e2e/identity.rs"]
+mod identity;
+#[path = "e2e/rules.rs"]
+mod rules;
+
+#[path = "e2e/totals.rs"]
+mod totals;
+
+#[path = "e2e/login.rs"]
+mod login;
+#[path = "e2e/outage.rs"]
+mod outage;
+#[path = "e2e/refusals.rs"]
+mod refusals;
+#[path = "e2e/wire.rs"]
+mod wire;
+
+#[path = "e2e/paused.rs"]
+mod paused;
+
+#[path = "e2e/configuration.rs"]
+mod configuration;
+#[path = "e2e/operator.rs"]
+mod operator;
+
+#[path = "e2e/versions.rs"]
+mod versions;
+
+use serde_json::{Value, json};
+
+use support::http::Message;
+
+/// The key of the bucket of a client on 127.0.0.1 under the rule `per-ip`.
+const KEY: &str = "quota:{per-ip:127.0.0.1}:0";
+
+/// The quota headers of a response: limit and remaining. `None` where it has none of them.
+///
+/// # Panics
+/// Where one of them is there twice, or some are there and others not.
+fn quota(response: &Message) -> Option<(u64, u64)> {
+    let [limit, remaining, reset] =
+        ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"].map(|name| response.number(name));
+    assert!(limit.is_some() == remaining.is_some() && limit.is_some() == reset.is_some(), "{:?}", response.headers);
+    limit.zip(remaining)
+}
+
+/// Whether the response is one that the filter let through without a decision.
+fn is_waved_through(response: &Message) -> bool {
+    response.status() == 200 && quota(response).is_none()
+}
+
+/// A configuration of one rule `per-ip` with that capacity, that timeout, and next to no refill.
+fn slow(capacity: u64, timeout: &str) -> Value {
+    json!({
+        "redis": {"timeout": timeout},
+        "rules": [{"name": "per-ip", "limits": [{"capacity": capacity, "refill": "1/day"}]}],
+    })
+}

@@ -1,0 +1,184 @@
+//! The service behind the proxy: answers, and remembers what it was asked.
+
+use std::io::{BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use bytes::Bytes;
+
+use super::http::{Headers, Message, Unsaid, read};
+use super::http2::headers;
+
+/// The body of its answers.
+pub const ANSWER: &str = "hello\n";
+
+/// A service on a free port of 127.0.0.1, until it is dropped.
+pub struct App {
+    port: u16,
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Added to every answer.
+    headers: Headers,
+    seen: Mutex<Vec<Message>>,
+    ended: AtomicBool,
+}
+
+impl App {
+    /// A service that speaks HTTP/1.1.
+    pub fn start() -> Self {
+        Self::answering(&[])
+    }
+
+    /// One that adds headers to its answers.
+    pub fn answering(headers: &[(&str, &str)]) -> Self {
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
+        Self::listen(headers, |stream, state| {
+            thread::spawn(move || serve(stream, &state));
+        })
+    }
+
+    /// One that speaks HTTP/2 without TLS. What comes on the path `/echo` goes back as it comes.
+    pub fn http2() -> Self {
+        Self::listen(Headers::new(), |stream, state| {
+            thread::spawn(move || serve_http2(stream, &state));
+        })
+    }
+
+    fn listen(headers: Headers, serve: impl Fn(TcpStream, Arc<State>) + Send + 'static) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(State { headers, ..State::default() });
+        let shared = Arc::clone(&state);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                if shared.ended.load(Ordering::SeqCst) {
+                    return;
+                }
+                if let Ok(stream) = stream {
+                    serve(stream, Arc::clone(&shared));
+                }
+            }
+        });
+        Self { port, state }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How many requests have come, whole.
+    pub fn count(&self) -> usize {
+        self.state.seen.lock().unwrap().len()
+    }
+
+    /// The requests that have come, whole, since this was last asked.
+    pub fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut self.state.seen.lock().unwrap())
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.state.ended.store(true, Ordering::SeqCst);
+        // Wakes the thread that accepts.
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+    }
+}
+
+/// Serves a connection until it ends.
+fn serve(stream: TcpStream, state: &State) {
+    let mut writer = stream.try_clone().unwrap();
+    let mut reader = BufReader::new(stream);
+    while let Ok(Some(request)) = read(&mut reader, Unsaid::Request) {
+        let upgrade = request.header("upgrade");
+        let head = request.start.starts_with("HEAD ");
+        state.seen.lock().unwrap().push(request);
+        if let Some(protocol) = upgrade {
+            let answer = format!("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
+            if writer.write_all(answer.as_bytes()).is_ok() {
+                echo(&mut reader, &mut writer);
+            }
+            return;
+        }
+        let mut answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n", ANSWER.len()).into_bytes();
+        for (name, value) in &state.headers {
+            answer.extend_from_slice(name.as_bytes());
+            answer.extend_from_slice(b": ");
+            answer.extend_from_slice(value);
+            answer.extend_from_slice(b"\r\n");
+        }
+        answer.extend_from_slice(b"\r\n");
+        if !head {
+            answer.extend_from_slice(ANSWER.as_bytes());
+        }
+        if writer.write_all(&answer).is_err() {
+            return;
+        }
+    }
+}
+
+fn echo(reader: &mut impl Read, writer: &mut impl Write) {
+    let mut bytes = [0; 4096];
+    while let Ok(size @ 1..) = reader.read(&mut bytes) {
+        if writer.write_all(&bytes[..size]).is_err() {
+            return;
+        }
+    }
+}
+
+fn serve_http2(stream: TcpStream, state: &Arc<State>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        stream.set_nonblocking(true).unwrap();
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        let Ok(mut connection) = h2::server::handshake(stream).await else {
+            return;
+        };
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            let state = Arc::clone(state);
+            tokio::spawn(async move { answer_http2(request, respond, &state).await });
+        }
+    });
+}
+
+async fn answer_http2(
+    request: http::Request<h2::RecvStream>,
+    mut respond: h2::server::SendResponse<Bytes>,
+    state: &State,
+) -> Result<(), h2::Error> {
+    let (head, mut incoming) = request.into_parts();
+    let echoes = head.uri.path() == "/echo";
+    let mut early = if echoes { Some(respond.send_response(http::Response::new(()), false)?) } else { None };
+    let mut body = Vec::new();
+    while let Some(piece) = incoming.data().await {
+        let piece = piece?;
+        incoming.flow_control().release_capacity(piece.len())?;
+        body.extend_from_slice(&piece);
+        if let Some(outgoing) = &mut early {
+            outgoing.send_data(piece, false)?;
+        }
+    }
+    let trailers = incoming.trailers().await?.unwrap_or_default();
+    state.seen.lock().unwrap().push(Message {
+        start: format!("{} {} HTTP/2", head.method, head.uri.path()),
+        headers: headers(&head.headers),
+        body,
+        trailers: headers(&trailers),
+    });
+    let mut outgoing = match early {
+        Some(outgoing) => outgoing,
+        None => {
+            let mut outgoing = respond.send_response(http::Response::new(()), false)?;
+            outgoing.send_data(Bytes::from_static(ANSWER.as_bytes()), false)?;
+            outgoing
+        }
+    };
+    let mut trailers = http::HeaderMap::new();
+    trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+    outgoing.send_trailers(trailers)
+}
