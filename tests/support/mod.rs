@@ -5,7 +5,6 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
-pub mod module;
 pub mod server;
 
 pub mod app;
