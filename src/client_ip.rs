@@ -7,7 +7,7 @@
 //! and nothing is allocated for it.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroUsize;
 
 use ipnet::IpNet;
@@ -121,17 +121,34 @@ impl ClientIp {
 }
 
 /// Reads an address, with a port or without, IPv6 in brackets or without, with blanks around it. An IPv4 address that is
-/// mapped into IPv6 is the IPv4 address.
+/// mapped into IPv6 is the IPv4 address; the zone of a link-local address (`%eth0`) means nothing elsewhere and is left
+/// out.
 fn address(bytes: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(bytes.trim_ascii()).ok()?;
-    let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse::<Ipv6Addr>().ok().map(IpAddr::V6);
-    // The proxy and others write the port after a colon; an IPv6 address has more than one of them.
-    let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
-    let address = text.parse::<IpAddr>().ok().or_else(bracketed).or_else(with_port)?;
+    let host = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']')?;
+            let port_is_right = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+            Some(host).filter(|host| port_is_right && host.contains(':'))?
+        }
+        // An IPv6 address has more colons than the one before a port.
+        None => match text.split_once(':') {
+            Some((host, port)) if is_port(port) => Some(host).filter(|host| !host.is_empty())?,
+            _ => text,
+        },
+    };
+    let address = match host.split_once('%') {
+        Some((host, _)) => IpAddr::V6(host.parse::<Ipv6Addr>().ok()?),
+        None => host.parse::<IpAddr>().ok()?,
+    };
     Some(match address {
-        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, |v4: Ipv4Addr| IpAddr::V4(v4)),
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().map_or(address, IpAddr::V4),
         v4 => v4,
     })
+}
+
+fn is_port(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<u16>().is_ok()
 }
 
 #[cfg(test)]
@@ -166,6 +183,13 @@ mod tests {
             ("[::1]:9", "::/64"),
             ("[::ffff:192.0.2.1]:443", "192.0.2.1"),
             ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("[fe80::1%2]:443", "fe80::/64"),
+            ("fe80::1%eth0", "fe80::/64"),
+            ("192.0.2.1%eth0", "nobody"),
+            ("[192.0.2.1]:80", "nobody"),
+            ("[2001:db8::1]x", "nobody"),
+            (":80", "nobody"),
+            ("::1", "::/64"),
             ("/var/run/envoy.sock", "nobody"),
             ("envoy://internal/", "nobody"),
             ("", "nobody"),

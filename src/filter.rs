@@ -7,8 +7,7 @@
 //! * `http`: an HTTP context, one a request.
 //!
 //! Invariant: nothing in here panics, whatever the proxy answers; a panic outside a request would leave every paused
-//! request of the worker hanging. Shared state is never borrowed while the proxy is being called, since the proxy may
-//! call back.
+//! request of the worker hanging. Shared state is not borrowed while the proxy does anything that may call back.
 
 mod host;
 mod http;

@@ -24,6 +24,11 @@ impl KeyPrefix {
         let fits = |byte: u8| byte.is_ascii_graphic() && byte != b'{' && byte != b'}';
         (text.len() <= 64 && text.bytes().all(fits)).then(|| Self(text.to_owned()))
     }
+
+    /// The prefix.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 impl Default for KeyPrefix {

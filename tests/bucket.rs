@@ -249,10 +249,7 @@ fn no_time_is_longer_than_can_be_counted() {
     let most = MAX_UNITS.cast_signed();
     for Store { mut wire, .. } in Store::both() {
         set(&mut wire, "0", "1e300");
-        assert_eq!(
-            wire.reply(&call(&decade, START, 10, 1)),
-            [0, 0, most, most, 0]
-        );
+        assert_eq!(wire.reply(&call(&decade, START, 10, 1)), [0, 0, most, most, 0]);
         set(&mut wire, "10", "1e300");
         assert_eq!(wire.reply(&call(&decade, START, 10, 1)), [1, 0, 0, most, 0]);
     }

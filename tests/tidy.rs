@@ -55,7 +55,9 @@ fn the_core_has_no_clock_no_files_and_no_sockets() {
         }
         let text = read(&path);
         let code = text.split("#[cfg(test)]").next().unwrap();
-        for word in ["Instant::now", "SystemTime::now", "std::net", "std::fs", "std::thread", "std::env::"] {
+        for word in
+            ["Instant::now", "SystemTime::now", "TcpStream", "UdpSocket", "std::fs", "std::thread", "std::env::"]
+        {
             assert!(!code.contains(word), "{path} mentions {word}: time and I/O come from outside");
         }
     }
@@ -109,6 +111,78 @@ fn the_architecture_names_every_module() {
     for path in files("src", ".rs") {
         let tests_of_a_module = path.ends_with("/tests.rs");
         assert!(tests_of_a_module || text.contains(&format!("`{path}`")), "ARCHITECTURE.md does not name {path}");
+    }
+}
+
+/// The cells of the README's rows that begin with a field in backticks.
+fn documented_fields(readme: &str) -> Vec<(String, String)> {
+    let rows = readme.lines().filter_map(|line| {
+        let mut cells = line.trim_matches('|').split('|').map(str::trim);
+        let (fields, default) = (cells.next()?, cells.next()?);
+        fields.starts_with('`').then(|| (fields.to_owned(), default.to_owned()))
+    });
+    rows.flat_map(|(fields, defaults)| {
+        let fields = fields.split(", ").map(|field| field.trim_matches('`').to_owned()).collect::<Vec<_>>();
+        let defaults = defaults.split(", ").map(|default| default.trim_matches('`').to_owned()).collect::<Vec<_>>();
+        let of = move |place: usize| defaults.get(place).or(defaults.first()).cloned().unwrap_or_default();
+        fields.into_iter().enumerate().map(move |(place, field)| (field, of(place))).collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+#[test]
+fn the_documented_defaults_are_those_of_the_code() {
+    use meshquota::client_ip::Trust;
+    use meshquota::config::{Clock, Config};
+    use meshquota::decision::FailureMode;
+
+    let config = Config::from_json(br#"{"rules": [{"name": "a", "limits": [{"refill": "7/s"}]}]}"#).unwrap();
+    let redis = &config.redis;
+    let prefixes = config.client_ip.prefixes;
+    assert!(redis.credentials.username.is_none() && redis.credentials.password.is_none());
+    assert_eq!(config.client_ip.trust, Trust::Proxy);
+    assert_eq!(config.rules[0].limits()[0].capacity().get(), 7);
+    let defaults: Vec<(&str, String)> = vec![
+        ("redis.cluster", redis.cluster.clone()),
+        ("redis.timeout", format!("{:?}", redis.timeout)),
+        ("redis.max_in_flight", redis.max_in_flight.to_string()),
+        ("redis.username", "none".to_owned()),
+        ("redis.password", "none".to_owned()),
+        ("redis.database", redis.database.to_string()),
+        ("key_prefix", config.key_prefix.as_str().to_owned()),
+        ("clock", if config.clock == Clock::Redis { "redis" } else { "proxy" }.to_owned()),
+        ("failure_mode", if config.failure_mode == FailureMode::Allow { "allow" } else { "deny" }.to_owned()),
+        ("client_ip", "{}".to_owned()),
+        ("client_ip.ipv4_prefix", prefixes.ipv4.to_string()),
+        ("client_ip.ipv6_prefix", prefixes.ipv6.to_string()),
+        ("rules[].name", String::new()),
+        ("rules[].namespace", "the name".to_owned()),
+        ("rules[].key", r#"["client_ip"]"#.to_owned()),
+        ("rules[].limits[].refill", String::new()),
+        ("rules[].limits[].capacity", "one second's refill".to_owned()),
+    ];
+    let mut documented = documented_fields(&read("README.md"));
+    documented.retain(|(field, _)| defaults.iter().any(|(name, _)| name == field));
+    let code = defaults.iter().map(|(field, default)| ((*field).to_owned(), default.clone())).collect::<Vec<_>>();
+    assert_eq!(documented, code);
+}
+
+#[test]
+fn the_configurations_in_the_documents_are_right() {
+    let readme = read("README.md");
+    let mut seen = 0;
+    for block in readme.split("```json").skip(1) {
+        let json = block.split("```").next().unwrap();
+        if let Err(errors) = meshquota::config::Config::from_json(json.as_bytes()) {
+            panic!("README.md: {errors}\n{json}");
+        }
+        seen += 1;
+    }
+    assert!(seen > 0);
+    let envoy = read("envoy/envoy.yaml");
+    let json = envoy.split("value: |").nth(1).unwrap().split("- name:").next().unwrap();
+    if let Err(errors) = meshquota::config::Config::from_json(json.as_bytes()) {
+        panic!("envoy/envoy.yaml: {errors}\n{json}");
     }
 }
 

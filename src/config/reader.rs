@@ -154,7 +154,11 @@ impl<'a> Node<'a> {
     /// The value as an object that may have these fields and no others.
     pub fn object(self, known: &[&str]) -> Option<Object<'a>> {
         let Value::Object(fields) = self.value else {
-            self.expected("an object");
+            // Where an object belongs, a text may be a URL with a password in it.
+            match self.value {
+                Value::Text(_) => self.fault("found a text, expected an object".to_owned()),
+                _ => self.expected("an object"),
+            }
             return None;
         };
         for (place, (name, _)) in fields.iter().enumerate() {

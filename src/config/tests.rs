@@ -1,5 +1,7 @@
 //! Documents and what is said of them.
 
+use std::time::Duration;
+
 use super::*;
 use crate::quota::Refill;
 
@@ -132,7 +134,7 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
                 .into(),
         ),
         // Redis.
-        (with(r#""redis": "localhost:6379""#), r#"redis: found "localhost:6379", expected an object"#.into()),
+        (with(r#""redis": "redis://:hush@localhost""#), "redis: found a text, expected an object".into()),
         (
             with(r#""redis": {"host": "x"}"#),
             "redis: unknown field \"host\", expected one of cluster, timeout, max_in_flight, username, password, database"

@@ -135,13 +135,18 @@ impl ErrorReply {
             "LOADING" => ErrorKind::Loading,
             "OOM" => ErrorKind::Oom,
             "BUSY" => ErrorKind::Busy,
-            "NOAUTH" | "WRONGPASS" => ErrorKind::Auth,
+            // DENIED is what a server in protected mode says to anybody from outside, at once.
+            "NOAUTH" | "WRONGPASS" | "DENIED" => ErrorKind::Auth,
             "NOPERM" => ErrorKind::Noperm,
             "CLUSTERDOWN" | "MOVED" | "ASK" | "TRYAGAIN" | "CROSSSLOT" => ErrorKind::Cluster,
             "WRONGTYPE" => ErrorKind::Type,
             "MASTERDOWN" | "NOREPLICAS" | "upstream" | "no" => ErrorKind::Unavailable,
             "ERR" if text.starts_with("ERR max number of clients") => ErrorKind::Unavailable,
             "ERR" if text.starts_with("ERR AUTH") => ErrorKind::Auth,
+            // What a command inside a script may not do is told in a sentence: Redis 7.0's and Valkey's.
+            "ERR" if text.contains("user executing the script can't run") || text.contains("ACL failure in script") => {
+                ErrorKind::Noperm
+            }
             _ => ErrorKind::Other,
         };
         Self::Failure(Failure::error(kind, &printable(&text)))
@@ -169,8 +174,11 @@ mod tests {
             ("BUSY Redis is busy running a script.", ErrorKind::Busy),
             ("NOAUTH Authentication required.", ErrorKind::Auth),
             ("WRONGPASS invalid username-password pair or user is disabled.", ErrorKind::Auth),
+            ("DENIED Redis is running in protected mode because protected mode is enabled", ErrorKind::Auth),
             ("ERR AUTH <password> called without any password configured", ErrorKind::Auth),
             ("NOPERM User x has no permissions to run the 'evalsha' command", ErrorKind::Noperm),
+            ("ERR The user executing the script can't run this command or subcommand script: ab", ErrorKind::Noperm),
+            ("ERR ACL failure in script: User x has no permissions to run the 'hset' command", ErrorKind::Noperm),
             ("MOVED 3999 127.0.0.1:6381", ErrorKind::Cluster),
             ("ASK 3999 127.0.0.1:6381", ErrorKind::Cluster),
             ("TRYAGAIN Multiple keys request during rehashing of slot", ErrorKind::Cluster),

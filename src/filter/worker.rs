@@ -71,8 +71,8 @@ impl Worker {
         self.arm(Instant::now(), self.root_id, Next::Sooner);
     }
 
-    /// Does something with the state. `None` where it is in use, which no path leads to: the proxy is never called
-    /// while it is borrowed.
+    /// Does something with the state. `None` where it is in use, which no path leads to: while it is borrowed the proxy
+    /// is asked for the time of day at most, and that calls nothing back.
     fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> Option<R> {
         self.state.try_borrow_mut().ok().map(|mut state| act(&mut state))
     }
@@ -226,7 +226,8 @@ impl Worker {
 
     fn close(&self, effective: u32) {
         if let Some(token) = self.with(|state| state.stream.take()).flatten() {
-            // Refused where it is closed already.
+            // Refused where it is closed already. The SDK forgets a token only at a close that the proxy reports, and
+            // none follows a cancel: a few bytes stay behind for each stream that is given up.
             let _ = self.as_root(effective, || host::grpc_cancel(token));
         }
     }
