@@ -48,6 +48,8 @@ fn main_paths(version: &'static str, kind: Kind) {
 
     redis.restart();
     wait_until("the empty server is asked again", || quota(&envoy.get("/")) == Some((10, 9)));
+    // The other worker may have tried in vain while the server was away, and be about to try again.
+    wait_until("both workers are connected again", || envoy.gauge("connected") == 2);
 
     shim.set(Mode::Hold);
     let (ingress, sent) = (envoy.ingress(), shim.count("EVALSHA"));
