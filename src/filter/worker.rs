@@ -152,10 +152,8 @@ impl Worker {
         if let Some(token) = self.with(|state| state.stream.take()).flatten() {
             let _ = host::grpc_cancel(token);
         }
-        self.with(|state| {
-            state.limiter.closed(Instant::now(), "shutting down");
-            state.limiter.stats().gauges(0, false);
-        });
+        // Brings the gauges back to zero.
+        self.with(|state| state.limiter.closed(Instant::now(), "shutting down"));
         self.flush();
     }
 

@@ -63,7 +63,11 @@ fn a_fault_keeps_envoy_from_starting_and_is_named_with_its_path() {
             json!({"rules": [{"name": "per-ip", "namespace": "", "limits": [limit, limit]}]}),
             &["rules[0].namespace: "],
         ),
-        ("a part that is to come", json!({"rules": [{"name": "a", "shadow": true, "limits": [limit]}]}), &["rules[0]", "shadow"]),
+        (
+            "a part that is to come",
+            json!({"rules": [{"name": "a", "shadow": true, "limits": [limit]}]}),
+            &["rules[0]", "shadow"],
+        ),
     ];
     for (what, configuration, says) in cases {
         check_refused(what, json_of(configuration), says);
@@ -72,7 +76,8 @@ fn a_fault_keeps_envoy_from_starting_and_is_named_with_its_path() {
 
 #[test]
 fn what_is_not_json_keeps_envoy_from_starting() {
-    let text = |text: &'static str| move |document: &mut Document| document.plugin()["configuration"]["value"] = json!(text);
+    let text =
+        |text: &'static str| move |document: &mut Document| document.plugin()["configuration"]["value"] = json!(text);
     check_refused("YAML", text("rules:\n- name: per-ip\n"), &["not JSON", "line 1"]);
     check_refused("half", text("{\"rules\": ["), &["not JSON"]);
 }

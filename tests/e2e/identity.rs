@@ -112,8 +112,7 @@ fn check_forwarded(client_ip: Value, use_remote_address: bool, cases: &[Forwarde
     let mut redis = redis.client();
     for (lines, expected) in cases {
         redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
-        let request =
-            lines.iter().fold(Request::get("/"), |request, line| request.with("x-forwarded-for", line));
+        let request = lines.iter().fold(Request::get("/"), |request, line| request.with("x-forwarded-for", line));
         let shown = lines.iter().map(|line| line.escape_ascii().to_string()).collect::<Vec<_>>();
         assert_eq!(quota(&envoy.client().exchange(&request)), Some((100, 99)), "{client_ip} {shown:?}");
         assert_eq!(keys(&mut redis), [format!("quota:{{per-ip:{expected}}}:0")], "{client_ip} {shown:?}");
@@ -287,7 +286,8 @@ fn the_empty_namespace_shares_its_buckets_with_a_limiter_in_an_application() {
     assert!(ts.abs_diff(seconds * 1000) < 60_000, "{ts} is no time in milliseconds");
 
     // What the application writes counts for the filter.
-    let () = redis.hset_multiple("quota:127.0.0.1", &[("tokens", "2.5"), ("ts", &(seconds * 1000).to_string())]).unwrap();
+    let () =
+        redis.hset_multiple("quota:127.0.0.1", &[("tokens", "2.5"), ("ts", &(seconds * 1000).to_string())]).unwrap();
     assert_eq!(quota(&envoy.get("/")), Some((10, 1)));
     assert_eq!(quota(&envoy.get("/")), Some((10, 0)));
     assert_eq!(envoy.get("/").status(), 429);

@@ -98,10 +98,8 @@ fn a_database_that_is_not_there_is_an_outage() {
 fn a_wrong_password_sends_no_call_and_the_right_one_is_noticed_when_it_comes() {
     let (redis, app) = (Server::start(Kind::Redis, &["--requirepass", WRONG]), App::start());
     let shim = Shim::before(redis.port());
-    let envoy = Setup::new(shim.port(), &app)
-        .configuration(with_redis(json!({"password": PASSWORD})))
-        .unconnected()
-        .start();
+    let envoy =
+        Setup::new(shim.port(), &app).configuration(with_redis(json!({"password": PASSWORD}))).unconnected().start();
     for _ in 0..20 {
         assert!(is_waved_through(&envoy.get("/")));
     }
@@ -140,10 +138,8 @@ fn a_password_that_is_needed_and_not_configured_is_an_outage_of_its_kind() {
 fn a_password_that_is_configured_and_not_needed_is_an_outage_of_its_kind() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     let shim = Shim::before(redis.port());
-    let envoy = Setup::new(shim.port(), &app)
-        .configuration(with_redis(json!({"password": PASSWORD})))
-        .unconnected()
-        .start();
+    let envoy =
+        Setup::new(shim.port(), &app).configuration(with_redis(json!({"password": PASSWORD}))).unconnected().start();
     assert!(is_waved_through(&envoy.get("/")));
     envoy.wait_for_count("errors auth", |times| times >= 1);
     assert_eq!(shim.count("EVALSHA") + shim.count("EVAL"), 0);

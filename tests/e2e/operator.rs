@@ -76,7 +76,11 @@ fn prometheus_gets_the_documented_names_and_labels_and_no_more_than_that() {
 }
 
 fn only_ours(lines: &[&str]) -> String {
-    lines.iter().filter(|line| line.contains("meshquota_") && !line.contains("envoy_")).map(|line| format!("{line}\n")).collect()
+    lines
+        .iter()
+        .filter(|line| line.contains("meshquota_") && !line.contains("envoy_"))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 #[test]
@@ -133,8 +137,16 @@ fn no_request_writes_a_line_to_the_log_and_none_names_a_client_a_key_or_a_passwo
         (Mode::Hold, "timeouts"),
         (Mode::Cut(3), "a cut"),
         (Mode::Garbage(b"?\r\n".to_vec()), "garbage"),
-        (Mode::Answer(b"-ERR unknown command 'EVALSHA', with args beginning with: 'quota:{per-ip:127.0.0.9}:0'\r\n".to_vec()), "an error that repeats the key"),
-        (Mode::Answer(b"-WRONGTYPE quota:{per-ip:127.0.0.9}:0 open-sesame\r\n".to_vec()), "an error that names the key"),
+        (
+            Mode::Answer(
+                b"-ERR unknown command 'EVALSHA', with args beginning with: 'quota:{per-ip:127.0.0.9}:0'\r\n".to_vec(),
+            ),
+            "an error that repeats the key",
+        ),
+        (
+            Mode::Answer(b"-WRONGTYPE quota:{per-ip:127.0.0.9}:0 open-sesame\r\n".to_vec()),
+            "an error that names the key",
+        ),
     ] {
         shim.set(mode);
         for _ in 0..3 {
@@ -142,7 +154,9 @@ fn no_request_writes_a_line_to_the_log_and_none_names_a_client_a_key_or_a_passwo
         }
     }
     shim.set(Mode::Pass);
-    wait_until("a request is decided by Redis again", || quota(&client.get("/")).is_some() || client.get("/").status() == 429);
+    wait_until("a request is decided by Redis again", || {
+        quota(&client.get("/")).is_some() || client.get("/").status() == 429
+    });
     let log = envoy.log();
     for secret in ["127.0.0.9", "open-sesame", "per-ip:"] {
         assert!(!log.contains(secret), "the log has {secret}");

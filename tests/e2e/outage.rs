@@ -35,7 +35,11 @@ fn redis_that_is_absent_at_the_start_lets_requests_pass_and_counts_once_it_is_th
     for _ in 0..20 {
         assert!(is_waved_through(&envoy.get("/")));
     }
-    assert!(begin.elapsed() < Duration::from_secs(50), "a refused connection is no reason to wait: {:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(50),
+        "a refused connection is no reason to wait: {:?}",
+        begin.elapsed()
+    );
     assert_eq!(app.count(), 20);
     envoy.wait_for_count("per-ip fail_allow", |times| times == 20);
     assert_eq!((envoy.count("calls error"), envoy.count("errors unavailable")), (20, 20));
@@ -206,7 +210,8 @@ fn a_cluster_that_is_unknown_is_decided_at_once() {
 
 #[test]
 fn a_cluster_without_hosts_is_decided_at_once() {
-    let tweak = |document: &mut Document| document.cluster("meshquota_redis")["load_assignment"]["endpoints"] = json!([]);
+    let tweak =
+        |document: &mut Document| document.cluster("meshquota_redis")["load_assignment"]["endpoints"] = json!([]);
     check_unreachable("no hosts", json!({}), tweak, "no healthy upstream");
 }
 

@@ -58,7 +58,11 @@ fn a_body_of_5_mebibytes_that_comes_while_the_request_waits_arrives_whole_and_is
     let app = App::start();
     let (redis, shim, envoy) = scene(&app, |_| {});
     let body = five_mebibytes();
-    for (nth, how) in (1..).zip([Body::Sized(body.clone()), Body::Chunked(body.clone(), 10_000), Body::Chunked(body.clone(), 1 << 20)]) {
+    for (nth, how) in (1..).zip([
+        Body::Sized(body.clone()),
+        Body::Chunked(body.clone(), 10_000),
+        Body::Chunked(body.clone(), 1 << 20),
+    ]) {
         shim.set(Mode::Hold);
         let mut client = envoy.client();
         client.send(&Request::new("POST", "/upload").body(how));
@@ -82,7 +86,16 @@ fn a_body_of_5_mebibytes_with_trailers_over_http_2_arrives_whole_and_is_charged_
     let (redis, shim, envoy) = scene(&app, http2_upstream);
     let body = five_mebibytes();
     let to = envoy.ingress();
-    for (nth, trailers) in [(1, None), (2, Some(http::HeaderMap::from_iter([(http::HeaderName::from_static("x-sum"), http::HeaderValue::from_static("7"))])))] {
+    for (nth, trailers) in [
+        (1, None),
+        (
+            2,
+            Some(http::HeaderMap::from_iter([(
+                http::HeaderName::from_static("x-sum"),
+                http::HeaderValue::from_static("7"),
+            )])),
+        ),
+    ] {
         shim.set(Mode::Hold);
         let (sent, trailer) = (body.clone(), trailers.clone());
         let client = std::thread::spawn(move || {

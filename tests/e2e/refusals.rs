@@ -13,7 +13,12 @@ use crate::{KEY, is_waved_through, quota, slow};
 
 /// With the server in that state, requests are let through and counted under that kind; when it is well again, they are
 /// decided.
-fn check(server: Kind, kind: &str, fall_ill: impl Fn(&mut redis::Connection), recover: impl Fn(&mut redis::Connection)) {
+fn check(
+    server: Kind,
+    kind: &str,
+    fall_ill: impl Fn(&mut redis::Connection),
+    recover: impl Fn(&mut redis::Connection),
+) {
     let (redis, app) = (Server::start(server, &[]), App::start());
     let envoy = Setup::new(redis.port(), &app).capacity(10).start();
     assert_eq!(quota(&envoy.get("/")), Some((10, 9)));
@@ -57,7 +62,12 @@ fn a_key_of_another_type_is_an_error_of_the_kind_type() {
 #[test]
 fn a_server_out_of_memory_is_an_error_of_the_kind_oom() {
     for server in Kind::ALL {
-        check(server, "oom", |admin| run(admin, "CONFIG SET maxmemory 1"), |admin| run(admin, "CONFIG SET maxmemory 0"));
+        check(
+            server,
+            "oom",
+            |admin| run(admin, "CONFIG SET maxmemory 1"),
+            |admin| run(admin, "CONFIG SET maxmemory 0"),
+        );
     }
 }
 

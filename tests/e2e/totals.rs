@@ -40,7 +40,8 @@ fn two_envoys_of_two_workers_admit_together_exactly_what_the_bucket_holds() {
         let one = Setup::new(redis.port(), &app).capacity(300).workers(2).start();
         let other = Setup::new(redis.port(), &app).capacity(300).workers(2).start();
         let totals = thread::scope(|scope| {
-            let (one, other) = (scope.spawn(|| load(one.ingress(), 12, 25)), scope.spawn(|| load(other.ingress(), 12, 25)));
+            let (one, other) =
+                (scope.spawn(|| load(one.ingress(), 12, 25)), scope.spawn(|| load(other.ingress(), 12, 25)));
             [one.join().unwrap(), other.join().unwrap()]
         });
         assert_eq!(totals.iter().map(|[admitted, ..]| admitted).sum::<usize>(), 300, "{kind:?} {totals:?}");

@@ -99,7 +99,8 @@ fn serve(stream: TcpStream, state: &State) {
         let head = request.start.starts_with("HEAD ");
         state.seen.lock().unwrap().push(request);
         if let Some(protocol) = upgrade {
-            let answer = format!("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
+            let answer =
+                format!("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n");
             if writer.write_all(answer.as_bytes()).is_ok() {
                 echo(&mut reader, &mut writer);
             }

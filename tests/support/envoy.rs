@@ -361,7 +361,10 @@ impl Envoy {
     /// `per-ip skipped`, `given_back`, `reconnects`.
     pub fn counts(&self) -> BTreeMap<String, i64> {
         let all = self.statistics("wasmcustom.meshquota_");
-        all.into_iter().filter(|(_, value)| *value != 0).filter_map(|(name, value)| Some((short(&name)?, value))).collect()
+        all.into_iter()
+            .filter(|(_, value)| *value != 0)
+            .filter_map(|(name, value)| Some((short(&name)?, value)))
+            .collect()
     }
 
     /// One of [`counts`](Self::counts).
@@ -400,7 +403,8 @@ impl Envoy {
     pub fn reload(&mut self, configuration: &Value) {
         let listener = self.listener.as_mut().expect("set up as reloading");
         let filters = &mut listener["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
-        named(filters, "meshquota")["typed_config"]["config"]["configuration"]["value"] = json!(configuration.to_string());
+        named(filters, "meshquota")["typed_config"]["config"]["configuration"]["value"] =
+            json!(configuration.to_string());
         write_listener(&self.directory.path().join(LISTENERS_FILE), listener);
     }
 
@@ -495,7 +499,8 @@ impl Drop for Envoy {
         let _ = self.process.wait();
         if std::thread::panicking() {
             let log = self.log();
-            let telling = |line: &&str| !line.contains("][info]") || line.contains("[wasm]") || line.contains("[upstream]");
+            let telling =
+                |line: &&str| !line.contains("][info]") || line.contains("[wasm]") || line.contains("[upstream]");
             let lines = log.lines().filter(telling).collect::<Vec<_>>();
             let last = &lines[lines.len().saturating_sub(60)..];
             eprintln!("--- the end of Envoy's log ---\n{}\n--- its access log ---", last.join("\n"));

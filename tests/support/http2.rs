@@ -45,7 +45,11 @@ impl Http2 {
     }
 
     /// Opens a stream, hands its two halves to `talk`, and waits until that is done.
-    pub fn talk<F, R>(&mut self, request: Request<()>, talk: impl FnOnce(h2::client::ResponseFuture, h2::SendStream<Bytes>) -> F) -> R
+    pub fn talk<F, R>(
+        &mut self,
+        request: Request<()>,
+        talk: impl FnOnce(h2::client::ResponseFuture, h2::SendStream<Bytes>) -> F,
+    ) -> R
     where
         F: Future<Output = R>,
     {
@@ -78,7 +82,11 @@ async fn exchange(
     message
 }
 
-async fn send(mut stream: h2::SendStream<Bytes>, mut body: Bytes, trailers: Option<HeaderMap>) -> Result<(), h2::Error> {
+async fn send(
+    mut stream: h2::SendStream<Bytes>,
+    mut body: Bytes,
+    trailers: Option<HeaderMap>,
+) -> Result<(), h2::Error> {
     while !body.is_empty() {
         stream.reserve_capacity(body.len().min(PIECE));
         let Some(capacity) = std::future::poll_fn(|context| stream.poll_capacity(context)).await else {
