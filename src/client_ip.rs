@@ -89,11 +89,18 @@ impl ClientIp {
         !matches!(self.trust, Trust::Proxy)
     }
 
-    /// The client of a request: `source_address` is what the proxy calls `source.address`, `forwarded_for` is
-    /// x-forwarded-for with its lines joined by commas in their order. `None` where neither gives an address.
-    pub fn client(&self, source_address: &[u8], forwarded_for: Option<&[u8]>) -> Option<Client> {
+    /// The address of a request's client, whole: `source_address` is what the proxy calls `source.address`, asked only
+    /// where it counts; `forwarded_for` is x-forwarded-for with its lines joined by commas in their order. `None` where
+    /// neither gives an address.
+    pub fn address(&self, source_address: impl FnOnce() -> Vec<u8>, forwarded_for: Option<&[u8]>) -> Option<IpAddr> {
         let forwarded = forwarded_for.and_then(|header| self.forwarded(header));
-        self.identity(forwarded.or_else(|| address(source_address))?)
+        forwarded.or_else(|| address(&source_address()))
+    }
+
+    /// Whom an address belongs to: all addresses of its network, as far as the prefixes say.
+    pub fn identity(&self, address: IpAddr) -> Option<Client> {
+        let length = if address.is_ipv4() { self.prefixes.ipv4 } else { self.prefixes.ipv6 };
+        IpNet::new(address, length).ok().map(|network| Client(network.trunc()))
     }
 
     fn forwarded(&self, header: &[u8]) -> Option<IpAddr> {
@@ -112,11 +119,6 @@ impl ClientIp {
                 None
             }
         }
-    }
-
-    fn identity(&self, address: IpAddr) -> Option<Client> {
-        let length = if address.is_ipv4() { self.prefixes.ipv4 } else { self.prefixes.ipv6 };
-        IpNet::new(address, length).ok().map(|network| Client(network.trunc()))
     }
 }
 
@@ -165,7 +167,8 @@ mod tests {
     }
 
     fn check(settings: &ClientIp, source: &str, forwarded: Option<&[u8]>, expected: &str) {
-        let client = settings.client(source.as_bytes(), forwarded).map(|client| client.to_string());
+        let address = settings.address(|| source.as_bytes().to_vec(), forwarded);
+        let client = address.and_then(|address| settings.identity(address)).map(|client| client.to_string());
         let header = forwarded.map(|header| header.escape_ascii().to_string());
         assert_eq!(client.as_deref().unwrap_or("nobody"), expected, "{source} {header:?}");
     }
@@ -266,8 +269,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn bytes_of_any_kind_are_an_address_or_none(source: Vec<u8>, header: Vec<u8>, number in 1..5_usize) {
-            hops(number).client(&source, Some(&header));
-            proxies(&["10.0.0.0/8"]).client(&source, Some(&header));
+            hops(number).address(|| source.clone(), Some(&header));
+            proxies(&["10.0.0.0/8"]).address(|| source.clone(), Some(&header));
         }
 
         #[test]

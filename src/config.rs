@@ -6,6 +6,7 @@
 mod duration;
 mod reader;
 mod redis;
+mod scope;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -149,15 +150,7 @@ fn read_client_ip(node: Node<'_>) -> Option<ClientIp> {
     let hops = object
         .get("trusted_hops")
         .map(|node| node.integer(1..=1000).and_then(|hops| std::num::NonZeroUsize::new(usize::try_from(hops).ok()?)));
-    let proxies = object.get("trusted_proxies").map(|node| {
-        let what = "addresses and networks, such as \"10.0.0.0/8\"";
-        let proxies = node.list(what)?;
-        if proxies.is_empty() {
-            node.expected("at least one address or network; leave the field out to trust none");
-        }
-        let read = |proxy: Node<'_>| proxy.parsed("an address or a network, such as \"10.0.0.0/8\"", Trust::network);
-        all(proxies.into_iter().map(read))
-    });
+    let proxies = object.get("trusted_proxies").map(|node| read_networks(&node));
     let trust = match (hops, proxies) {
         (None, None) => Some(Trust::Proxy),
         (Some(hops), None) => hops.map(Trust::Hops),
@@ -168,6 +161,16 @@ fn read_client_ip(node: Node<'_>) -> Option<ClientIp> {
         }
     };
     Some(ClientIp { trust: trust?, prefixes: Prefixes { ipv4: ipv4?, ipv6: ipv6? } })
+}
+
+/// Addresses and networks, at least one.
+fn read_networks(node: &Node<'_>) -> Option<Vec<ipnet::IpNet>> {
+    let networks = node.list("addresses and networks, such as \"10.0.0.0/8\"")?;
+    if networks.is_empty() {
+        node.expected("at least one address or network, or no such field");
+    }
+    let read = |network: Node<'_>| network.parsed("an address or a network, such as \"10.0.0.0/8\"", Trust::network);
+    all(networks.into_iter().map(read))
 }
 
 /// All of them, or `None` where one is missing; each is looked at in any case, for its faults.
@@ -188,7 +191,7 @@ fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
 }
 
 fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option<Rule> {
-    let object = node.object(&["name", "namespace", "key", "limits"])?;
+    let object = node.object(&["name", "namespace", "match", "unless", "key", "limits"])?;
     let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
         if let Some(text) = node.text(RuleName::EXPECTED) {
             if let Some(first) = named.get(text) {
@@ -220,7 +223,8 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option
     if let Some(node) = object.get("key") {
         read_key(&node);
     }
-    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?)))
+    let scope = scope::read(&object);
+    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), scope?))
 }
 
 /// What tells callers apart. So far there is one part, the client's address.

@@ -94,7 +94,9 @@ mod tests {
     use crate::client_ip::ClientIp;
 
     fn keys(namespace: &str, source: &str, limits: usize) -> Vec<String> {
-        let client = ClientIp::default().client(source.as_bytes(), None).unwrap();
+        let client_ip = ClientIp::default();
+        let address = client_ip.address(|| source.as_bytes().to_vec(), None).unwrap();
+        let client = client_ip.identity(address).unwrap();
         Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), client, limits).0
     }
 

@@ -6,6 +6,9 @@
 //! * [`quota`]: capacity, refill and cost.
 //! * [`script`]: the bucket's script in Redis, its calls and its replies.
 //! * [`client_ip`]: which address is the client's.
+//! * [`path`]: the normal form of a path.
+//! * [`request`]: a request, as far as rules ask about it.
+//! * [`condition`]: which requests a rule is for.
 //! * [`key`]: identities as keys of Redis.
 //! * [`rule`]: which rules a request meets, and the charges that they make.
 //! * [`config`]: JSON to a configuration that cannot be wrong.
@@ -21,6 +24,10 @@ pub mod script;
 
 pub mod client_ip;
 pub mod key;
+pub mod path;
+pub mod request;
+
+pub mod condition;
 pub mod rule;
 
 pub mod config;

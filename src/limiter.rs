@@ -18,7 +18,8 @@ use crate::config::{Clock, Config};
 use crate::decision::{Answer, Decision, decide, rule_outcome};
 use crate::exchange::{self, ErrorKind, Exchange, Failure, Reply, Settings, greeting};
 use crate::outage::{Line, Outage};
-use crate::rule::{self, Application, Charge, Facts};
+use crate::request::Facts;
+use crate::rule::{self, Application, Charge};
 use crate::script::{Call, Outcome};
 use crate::stats::{CallResult, Counter, Stats};
 
@@ -120,7 +121,7 @@ impl Limiter {
         now: Instant,
         wall_ms: impl FnOnce() -> u64,
         id: RequestId,
-        facts: &Facts<'_>,
+        facts: &dyn Facts,
     ) -> Admission {
         let now_ms = match self.config.clock {
             Clock::Redis => None,

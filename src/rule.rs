@@ -1,21 +1,15 @@
 //! Which rules a request meets, and the charges that they make.
 //!
-//! So far every rule applies to every request, and tells callers apart by the client's address.
+//! A rule is for the requests that its `match` describes, less those of its `unless`; that is decided before anything is
+//! looked up that only an identity needs. So far callers are told apart by their address.
 
 use std::rc::Rc;
 
+use crate::condition::Conditions;
 use crate::config::Config;
 use crate::key::{Keys, Namespace};
 use crate::quota::{Cost, Limit};
-
-/// What the shell knows of a request.
-#[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
-    /// The proxy's `source.address`.
-    pub source_address: &'a [u8],
-    /// x-forwarded-for, its lines joined by commas; only where the configuration needs it.
-    pub forwarded_for: Option<&'a [u8]>,
-}
+use crate::request::{Facts, Request};
 
 /// What a rule is called in metrics, logs and keys: 1 to 64 of the characters a-z 0-9 _ -.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -43,6 +37,23 @@ pub struct Rule {
     name: RuleName,
     namespace: Namespace,
     limits: Rc<[Limit]>,
+    scope: Scope,
+}
+
+/// Which requests a rule is for.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    /// Those for which one of these holds; all where there are none.
+    pub matches: Vec<Conditions>,
+    /// Less those for which one of these holds.
+    pub unless: Vec<Conditions>,
+}
+
+impl Scope {
+    fn includes(&self, request: &Request<'_>) -> bool {
+        let holds = |conditions: &[Conditions]| conditions.iter().any(|conditions| conditions.hold(request));
+        (self.matches.is_empty() || holds(&self.matches)) && !holds(&self.unless)
+    }
 }
 
 impl Rule {
@@ -50,8 +61,8 @@ impl Rule {
     pub const MOST_LIMITS: usize = 8;
 
     /// A rule with these limits, of which there should be at least one.
-    pub const fn new(name: RuleName, namespace: Namespace, limits: Rc<[Limit]>) -> Self {
-        Self { name, namespace, limits }
+    pub const fn new(name: RuleName, namespace: Namespace, limits: Rc<[Limit]>, scope: Scope) -> Self {
+        Self { name, namespace, limits, scope }
     }
 
     /// Its name.
@@ -101,9 +112,11 @@ pub enum Application {
 }
 
 /// The rules that a request meets, in the order of the configuration.
-pub fn apply(config: &Config, facts: &Facts<'_>) -> impl Iterator<Item = Application> {
-    let client = config.client_ip.client(facts.source_address, facts.forwarded_for);
-    config.rules.iter().enumerate().map(move |(place, rule)| {
+pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
+    let request = Request::new(facts, &config.client_ip);
+    let met = config.rules.iter().enumerate().filter(|(_, rule)| rule.scope.includes(&request));
+    met.map(|(place, rule)| {
+        let client = request.address().and_then(|address| config.client_ip.identity(address));
         let Some(client) = client else { return Application::Skipped { rule: place } };
         Application::Charge(Charge {
             rule: place,
@@ -112,4 +125,65 @@ pub fn apply(config: &Config, facts: &Facts<'_>) -> impl Iterator<Item = Applica
             limits: Rc::clone(&rule.limits),
         })
     })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::tests::Told;
+
+    /// The rules that a request meets, by their names.
+    fn met(rules: &str, told: &Told) -> Vec<String> {
+        let config = Config::from_json(format!(r#"{{"rules": {rules}}}"#).as_bytes()).unwrap();
+        let name = |rule: usize| config.rules[rule].name().as_str().to_owned();
+        apply(&config, told)
+            .into_iter()
+            .map(|application| match application {
+                Application::Charge(charge) => name(charge.rule),
+                Application::Skipped { rule } => format!("{} skipped", name(rule)),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_rule_is_for_what_it_matches_unless_it_is_not() {
+        let rules = r#"[
+            {"name": "all", "limits": [{"refill": "1/s"}]},
+            {"name": "api", "limits": [{"refill": "1/s"}], "match": {"path_prefix": "/api"}},
+            {"name": "writes", "limits": [{"refill": "1/s"}],
+             "match": [{"methods": ["POST"]}, {"methods": ["PUT"], "path_prefix": "/api"}],
+             "unless": [{"path": "/api/health"}, {"client_ip": ["192.0.2.0/24"], "hosts": ["internal"]}]}
+        ]"#;
+        let cases: &[(&str, &str, &str, &[&str])] = &[
+            ("GET", "/", "a", &["all"]),
+            ("GET", "//api/x?y", "a", &["all", "api"]),
+            ("POST", "/", "a", &["all", "writes"]),
+            ("PUT", "/", "a", &["all"]),
+            ("PUT", "/api/x", "a", &["all", "api", "writes"]),
+            ("PUT", "/api/./health", "a", &["all", "api"]),
+            ("PUT", "/api/x", "internal:80", &["all", "api"]),
+        ];
+        for (method, path, host, expected) in cases {
+            let told = Told::new(&[(":method", method), (":path", path), (":authority", host)]);
+            assert_eq!(met(rules, &told), *expected, "{method} {path} {host}");
+        }
+    }
+
+    #[test]
+    fn what_exempts_a_request_is_asked_before_who_it_is() {
+        let rules = r#"[{"name": "a", "limits": [{"refill": "1/s"}], "unless": {"path": "/healthz"}}]"#;
+        let told = Told::new(&[(":path", "/healthz")]);
+        assert_eq!(met(rules, &told), [""; 0]);
+        assert_eq!(*told.asked.borrow(), [":path"]);
+    }
+
+    #[test]
+    fn a_request_without_an_address_is_skipped_where_it_is_met() {
+        let rules = r#"[{"name": "a", "limits": [{"refill": "1/s"}], "match": {"path": "/a"}}]"#;
+        let mut told = Told::from(b"/var/run/socket");
+        assert_eq!(met(rules, &told), [""; 0]);
+        told.headers.push((":path", b"/a".to_vec()));
+        assert_eq!(met(rules, &told), ["a skipped"]);
+    }
 }

@@ -14,6 +14,9 @@ mod identity;
 #[path = "e2e/rules.rs"]
 mod rules;
 
+#[path = "e2e/scope.rs"]
+mod scope;
+
 #[path = "e2e/totals.rs"]
 mod totals;
 

@@ -187,6 +187,22 @@ impl<'a> Node<'a> {
         Some(elements.iter().enumerate().map(element).collect())
     }
 
+    /// Whether the value is a list.
+    pub const fn is_list(&self) -> bool {
+        matches!(self.value, Value::List(_))
+    }
+
+    /// The value as a truth.
+    pub fn boolean(&self) -> Option<bool> {
+        match self.value {
+            Value::Bool(value) => Some(*value),
+            _ => {
+                self.expected("true or false");
+                None
+            }
+        }
+    }
+
     /// The value as text; `what` says what it should have been.
     pub fn text(&self, what: &str) -> Option<&'a str> {
         match self.value {
@@ -256,6 +272,11 @@ impl<'a> Object<'a> {
             self.node.faults.note(&self.path_of(name), format!("missing, expected {what}"));
         }
         field
+    }
+
+    /// Whether it has no field at all.
+    pub const fn is_empty(&self) -> bool {
+        self.fields.is_empty()
     }
 
     /// Notes a fault of the object.

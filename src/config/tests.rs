@@ -187,8 +187,7 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
         ),
         (
             with(r#""client_ip": {"trusted_proxies": []}"#),
-            "client_ip.trusted_proxies: found a list of 0, expected at least one address or network; leave the field out \
-             to trust none"
+            "client_ip.trusted_proxies: found a list of 0, expected at least one address or network, or no such field"
                 .into(),
         ),
         (
@@ -240,6 +239,73 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
         (rule(r#""key": "client_ip""#), r#"rules[0].key: found "client_ip", expected a list of parts, such as ["client_ip"]"#.into()),
         (rule(r#""key": []"#), r#"rules[0].key: found a list of 0, expected ["client_ip"]"#.into()),
         (rule(r#""key": ["path"]"#), r#"rules[0].key[0]: found "path", expected "client_ip""#.into()),
+        // Which requests it is for.
+        (rule(r#""match": "/login""#), "rules[0].match: found a text, expected an object".into()),
+        (
+            rule(r#""match": {}"#),
+            "rules[0].match: found no condition, expected at least one; leave the field out to mean no condition".into(),
+        ),
+        (
+            rule(r#""unless": []"#),
+            "rules[0].unless: found a list of 0, expected at least one object of conditions; leave the field out to mean \
+             no condition"
+                .into(),
+        ),
+        (
+            rule(r#""match": {"path_prefixes": "/a"}"#),
+            "rules[0].match: unknown field \"path_prefixes\", did you mean \"path_prefix\"?".into(),
+        ),
+        (
+            rule(r#""unless": [{"path": "/a"}, {"path": "//b"}]"#),
+            "rules[0].unless[1].path: found \"//b\", expected a path in its normal form, \"/b\"".into(),
+        ),
+        (
+            rule(r#""match": {"path": "login?x=1", "path_prefix": "/%6Cogin", "path_regex": "("}"#),
+            "rules[0].match.path: found \"login?x=1\", expected a path in its normal form, \"/login\"\n\
+             rules[0].match.path_prefix: found \"/%6Cogin\", expected a path in its normal form, \"/login\"\n\
+             rules[0].match.path_regex: found \"(\", expected a regular expression that matches the whole text \
+             (found open group without closing ')')"
+                .into(),
+        ),
+        (
+            rule(r#""match": {"methods": ["get"]}"#),
+            "rules[0].match.methods[0]: found \"get\", expected a method in capitals, such as \"GET\"".into(),
+        ),
+        (
+            rule(r#""match": {"methods": "GET"}"#),
+            "rules[0].match.methods: found \"GET\", expected a list of methods, such as \"GET\"".into(),
+        ),
+        (
+            rule(r#""match": {"hosts": ["example.com:80"]}"#),
+            "rules[0].match.hosts[0]: found \"example.com:80\", expected a host without a port, or all below one, such as \
+             \"api.example.com\" or \"*.example.com\""
+                .into(),
+        ),
+        (
+            rule(r#""match": {"client_ip": ["10.0.0.0/8", "10.0.0.256"]}"#),
+            "rules[0].match.client_ip[1]: found \"10.0.0.256\", expected an address or a network, such as \"10.0.0.0/8\""
+                .into(),
+        ),
+        (
+            rule(r#""match": {"headers": [{"exact": "gold"}]}"#),
+            "rules[0].match.headers[0].name: missing, expected the name of a header, such as \"x-plan\"".into(),
+        ),
+        (
+            rule(r#""match": {"headers": [{"name": "x plan"}]}"#),
+            "rules[0].match.headers[0].name: found \"x plan\", expected the name of a header, such as \"x-plan\"".into(),
+        ),
+        (
+            rule(r#""match": {"headers": [{"name": "a", "exact": "b", "prefix": "c", "invert": 1}]}"#),
+            "rules[0].match.headers[0].invert: found 1, expected true or false\n\
+             rules[0].match.headers[0]: found 2 tests, expected one of exact, prefix, suffix, contains, regex, present"
+                .into(),
+        ),
+        (
+            rule(r#""match": {"cors_preflight": "yes", "route": ""}"#),
+            "rules[0].match.route: found an empty text, expected the name of a route\n\
+             rules[0].match.cors_preflight: found \"yes\", expected true or false"
+                .into(),
+        ),
         // Limits.
         (
             rules(r#"[{"name": "a", "limits": []}]"#),

@@ -29,6 +29,7 @@ unsafe extern "C" {
         value: *mut *mut u8,
         size: *mut usize,
     ) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, value: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_replace_header_map_value(
         map: u32,
         name: *const u8,
@@ -90,8 +91,10 @@ pub fn wall_ms() -> u64 {
     if ok(status).is_ok() { nanoseconds / 1_000_000 } else { 0 }
 }
 
-/// The value of a property; the parts of its path are separated by zero bytes.
-pub fn property(path: &str) -> Option<Vec<u8>> {
+/// The value of a property.
+pub fn property(path: &[&str]) -> Option<Vec<u8>> {
+    // The ABI wants the parts of the path separated by zero bytes.
+    let path = path.join("\0");
     let (mut value, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: the pointers are to locals; the value is taken over at once.
     let status = unsafe { proxy_get_property(path.as_ptr(), path.len(), &mut value, &mut size) };
@@ -117,6 +120,33 @@ pub fn header(map: MapType, name: &str) -> Option<Vec<u8>> {
     // SAFETY: as in `property`.
     let status = unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), &mut value, &mut size) };
     ok(status).ok().map(|()| taken(value, size)).filter(|value| !value.is_empty())
+}
+
+/// All headers, line by line, in their order. Names are in lower case.
+pub fn headers(map: MapType) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let (mut value, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: as in `property`.
+    let status = unsafe { proxy_get_header_map_pairs(map as u32, &mut value, &mut size) };
+    let serialized = ok(status).ok().map(|()| taken(value, size)).unwrap_or_default();
+    deserialized(&serialized).unwrap_or_default()
+}
+
+/// The reverse of [`serialized`]; `None` where the bytes end too soon.
+fn deserialized(bytes: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    fn number(bytes: &mut &[u8]) -> Option<usize> {
+        let (number, rest) = bytes.split_first_chunk::<4>()?;
+        *bytes = rest;
+        usize::try_from(u32::from_le_bytes(*number)).ok()
+    }
+    fn text(bytes: &mut &[u8], size: usize) -> Option<Vec<u8>> {
+        let (text, rest) = bytes.split_at_checked(size)?;
+        *bytes = rest.split_first()?.1;
+        Some(text.to_vec())
+    }
+    let mut rest = bytes;
+    let count = number(&mut rest)?;
+    let sizes = (0..count).map(|_| Some((number(&mut rest)?, number(&mut rest)?))).collect::<Option<Vec<_>>>()?;
+    sizes.into_iter().map(|(name, value)| Some((text(&mut rest, name)?, text(&mut rest, value)?))).collect()
 }
 
 /// Sets a header, in place of all of that name.

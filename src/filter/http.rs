@@ -1,6 +1,6 @@
 //! An HTTP context: one request, from its headers to its end.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use proxy_wasm::traits::{Context, HttpContext};
@@ -9,8 +9,8 @@ use proxy_wasm::types::{Action, MapType};
 use super::host;
 use super::worker::{Worker, set};
 use crate::decision::{Decision, Verdict};
+use crate::request::Facts;
 use crate::response::{Header, local_reply, quota_headers};
-use crate::rule::Facts;
 
 /// Where a request is.
 pub enum Phase {
@@ -33,6 +33,30 @@ impl Phase {
             Verdict::Allow(quota) => Self::Admitted(quota_headers(quota)),
             Verdict::FailAllow | Verdict::FailDeny | Verdict::Deny { .. } => Self::Passed,
         }
+    }
+}
+
+/// The request of the effective context, asked from the proxy.
+#[derive(Default)]
+struct Live {
+    /// All headers, fetched when the first is wanted whose lines the proxy does not join itself.
+    headers: OnceCell<Vec<(Vec<u8>, Vec<u8>)>>,
+}
+
+impl Facts for Live {
+    fn header(&self, name: &str) -> Option<Vec<u8>> {
+        // Of these there is one line, or the proxy joins them.
+        if name.starts_with(':') || name == "x-forwarded-for" {
+            return host::header(MapType::HttpRequestHeaders, name);
+        }
+        let headers = self.headers.get_or_init(|| host::headers(MapType::HttpRequestHeaders));
+        let lines = headers.iter().filter(|(other, _)| other == name.as_bytes()).map(|(_, value)| value.as_slice());
+        let lines = lines.collect::<Vec<_>>();
+        (!lines.is_empty()).then(|| lines.join(b",".as_slice()))
+    }
+
+    fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
+        host::property(path)
     }
 }
 
@@ -63,14 +87,7 @@ impl HttpContext for Http {
         let Some(worker) = &self.worker else {
             return Action::Continue;
         };
-        let source_address = host::property("source\0address").unwrap_or_default();
-        let forwarded_for = if worker.needs_forwarded_for() {
-            host::header(MapType::HttpRequestHeaders, "x-forwarded-for")
-        } else {
-            None
-        };
-        let facts = Facts { source_address: &source_address, forwarded_for: forwarded_for.as_deref() };
-        let Some(decision) = worker.request(self.id, &facts, &self.phase) else {
+        let Some(decision) = worker.request(self.id, &Live::default(), &self.phase) else {
             return match self.phase.try_borrow().as_deref() {
                 Ok(Phase::Waiting) => Action::Pause,
                 _ => Action::Continue,

@@ -13,8 +13,8 @@ use crate::config::Config;
 use crate::decision::Decision;
 use crate::limiter::{Admission, Effect, Limiter, RequestId};
 use crate::outage::Line;
+use crate::request::Facts;
 use crate::response::local_reply;
-use crate::rule::Facts;
 use crate::stats::{Change, Stats};
 
 /// The time between ticks while nothing is under way. Only a guard: whatever needs one sooner asks for it.
@@ -72,19 +72,14 @@ impl Worker {
     }
 
     /// Does something with the state. `None` where it is in use, which no path leads to: while it is borrowed the proxy
-    /// is asked for the time of day at most, and that calls nothing back.
+    /// is asked for the time of day and for facts about a request at most, and that calls nothing back.
     fn with<R>(&self, act: impl FnOnce(&mut State) -> R) -> Option<R> {
         self.state.try_borrow_mut().ok().map(|mut state| act(&mut state))
     }
 
-    /// Whether facts about a request have to include its x-forwarded-for.
-    pub fn needs_forwarded_for(&self) -> bool {
-        self.with(|state| state.limiter.config().client_ip.needs_forwarded_for()).unwrap_or(false)
-    }
-
     /// A request has come; its context is the effective one. `None` where it waits or no rule applies: the phase says
     /// which.
-    pub fn request(&self, id: RequestId, facts: &Facts<'_>, phase: &Rc<RefCell<Phase>>) -> Option<Decision> {
+    pub fn request(&self, id: RequestId, facts: &dyn Facts, phase: &Rc<RefCell<Phase>>) -> Option<Decision> {
         let now = Instant::now();
         let admission = self.with(|state| {
             let admission = state.limiter.request(now, host::wall_ms, id, facts);

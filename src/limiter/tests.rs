@@ -4,6 +4,7 @@ use redis_protocol::resp2::types::Resp2Frame;
 
 use super::*;
 use crate::decision::Verdict;
+use crate::request::tests::Told;
 use crate::stats::Change;
 
 const ADMITTED: &[u8] = b"*5\r\n:1\r\n:9\r\n:0\r\n:1000\r\n:0\r\n";
@@ -50,7 +51,7 @@ impl Table {
     }
 
     fn request_from(&mut self, id: RequestId, address: &[u8]) {
-        let facts = Facts { source_address: address, forwarded_for: None };
+        let facts = Told::from(address);
         match self.limiter.request(self.now, || 1_700_000_000_000, id, &facts) {
             Admission::NotLimited => self.told.push(format!("{id} not limited")),
             Admission::Decided(decision) => self.told.push(format!("{id} at once {}", in_words(&decision))),

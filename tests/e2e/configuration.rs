@@ -194,7 +194,7 @@ fn requests_that_wait_while_the_configuration_changes_are_decided() {
     shim.set(Mode::Pass);
     let responses = requests.join().unwrap();
     assert_eq!(with_status(&responses, 200), 200);
-    let limits = responses.iter().filter_map(|response| quota(response)).map(|(limit, _)| limit).collect::<Vec<_>>();
+    let limits = responses.iter().filter_map(quota).map(|(limit, _)| limit).collect::<Vec<_>>();
     assert_eq!(limits, [1000; 200], "each is decided by the configuration under which it came");
     assert_eq!(shim.count("EVALSHA"), 200);
     wait_until("the new limit holds", || quota(&envoy.get("/")).is_some_and(|(limit, _)| limit == 2000));
