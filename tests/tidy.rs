@@ -157,6 +157,8 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("client_ip.ipv6_prefix", prefixes.ipv6.to_string()),
         ("rules[].name", String::new()),
         ("rules[].namespace", "the name".to_owned()),
+        ("rules[].match", "every request".to_owned()),
+        ("rules[].unless", "none".to_owned()),
         ("rules[].key", r#"["client_ip"]"#.to_owned()),
         ("rules[].limits[].refill", String::new()),
         ("rules[].limits[].capacity", "one second's refill".to_owned()),
