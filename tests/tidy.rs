@@ -114,11 +114,11 @@ fn the_architecture_names_every_module() {
     }
 }
 
-/// The cells of the README's rows that begin with a field in backticks.
+/// The fields and defaults of the README's rows of field, default and meaning.
 fn documented_fields(readme: &str) -> Vec<(String, String)> {
     let rows = readme.lines().filter_map(|line| {
         let mut cells = line.trim_matches('|').split('|').map(str::trim);
-        let (fields, default) = (cells.next()?, cells.next()?);
+        let (fields, default, _meaning) = (cells.next()?, cells.next()?, cells.next()?);
         fields.starts_with('`').then(|| (fields.to_owned(), default.to_owned()))
     });
     rows.flat_map(|(fields, defaults)| {
