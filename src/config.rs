@@ -4,6 +4,7 @@
 //! range is a fault, and a document with a fault is refused as a whole: the proxy keeps what it had.
 
 mod duration;
+mod identity;
 mod reader;
 mod redis;
 mod scope;
@@ -191,7 +192,7 @@ fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
 }
 
 fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option<Rule> {
-    let object = node.object(&["name", "namespace", "match", "unless", "key", "limits"])?;
+    let object = node.object(&["name", "namespace", "match", "unless", "key", "if_missing", "limits"])?;
     let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
         if let Some(text) = node.text(RuleName::EXPECTED) {
             if let Some(first) = named.get(text) {
@@ -220,23 +221,9 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option
             namespace
         }
     };
-    if let Some(node) = object.get("key") {
-        read_key(&node);
-    }
     let scope = scope::read(&object);
-    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), scope?))
-}
-
-/// What tells callers apart. So far there is one part, the client's address.
-fn read_key(node: &Node<'_>) {
-    const WHAT: &str = "[\"client_ip\"]";
-    let Some(parts) = node.list("parts, such as [\"client_ip\"]") else { return };
-    if parts.len() != 1 {
-        node.expected(WHAT);
-    }
-    for part in parts {
-        part.parsed("\"client_ip\"", |text| (text == "client_ip").then_some(()));
-    }
+    let identity = identity::read(&object);
+    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), scope?, identity?))
 }
 
 fn read_limit(node: Node<'_>) -> Option<Limit> {

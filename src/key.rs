@@ -8,7 +8,6 @@
 
 use std::fmt::Write;
 
-use crate::client_ip::Client;
 use crate::rule::RuleName;
 
 /// The first bytes of every key.
@@ -69,16 +68,17 @@ impl Namespace {
 pub struct Keys(Vec<String>);
 
 impl Keys {
-    /// The keys of a client, for so many limits.
-    pub fn new(prefix: &KeyPrefix, namespace: &Namespace, client: Client, limits: usize) -> Self {
-        let mut stem = String::with_capacity(prefix.0.len().saturating_add(namespace.0.len()).saturating_add(48));
+    /// The keys of an identity, for so many limits.
+    pub fn new(prefix: &KeyPrefix, namespace: &Namespace, identity: &str, limits: usize) -> Self {
+        let length = [&prefix.0, &namespace.0].iter().map(|text| text.len()).sum::<usize>();
+        let mut stem = String::with_capacity(length.saturating_add(identity.len()).saturating_add(8));
         stem.push_str(&prefix.0);
         // Writing to a string cannot fail.
         if namespace.is_bare() {
-            let _ = write!(stem, "{client}");
+            let _ = stem.write_str(identity);
             return Self(vec![stem]);
         }
-        let _ = write!(stem, "{{{}:{client}}}:", namespace.0);
+        let _ = write!(stem, "{{{}:{identity}}}:", namespace.0);
         Self((0..limits).map(|limit| format!("{stem}{limit}")).collect())
     }
 
@@ -96,8 +96,8 @@ mod tests {
     fn keys(namespace: &str, source: &str, limits: usize) -> Vec<String> {
         let client_ip = ClientIp::default();
         let address = client_ip.address(|| source.as_bytes().to_vec(), None).unwrap();
-        let client = client_ip.identity(address).unwrap();
-        Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), client, limits).0
+        let client = client_ip.identity(address).unwrap().to_string();
+        Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), &client, limits).0
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! * [`path`]: the normal form of a path.
 //! * [`request`]: a request, as far as rules ask about it.
 //! * [`condition`]: which requests a rule is for.
+//! * [`identity`]: who a request counts as.
 //! * [`key`]: identities as keys of Redis.
 //! * [`rule`]: which rules a request meets, and the charges that they make.
 //! * [`config`]: JSON to a configuration that cannot be wrong.
@@ -28,6 +29,7 @@ pub mod path;
 pub mod request;
 
 pub mod condition;
+pub mod identity;
 pub mod rule;
 
 pub mod config;

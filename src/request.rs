@@ -73,7 +73,12 @@ impl<'a> Request<'a> {
 
     /// The name of the route that the proxy chose. `None` where it has none.
     pub fn route(&self) -> Option<Vec<u8>> {
-        self.facts.property(&["xds", "route_name"])
+        self.property(&["xds", "route_name"])
+    }
+
+    /// A property of the proxy by its path.
+    pub fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
+        self.facts.property(path)
     }
 
     /// Whether this is a browser's question before a request to another origin (the CORS protocol of the Fetch

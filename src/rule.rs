@@ -1,12 +1,13 @@
 //! Which rules a request meets, and the charges that they make.
 //!
 //! A rule is for the requests that its `match` describes, less those of its `unless`; that is decided before anything is
-//! looked up that only an identity needs. So far callers are told apart by their address.
+//! looked up that only an identity needs.
 
 use std::rc::Rc;
 
 use crate::condition::Conditions;
 use crate::config::Config;
+use crate::identity::Identity;
 use crate::key::{Keys, Namespace};
 use crate::quota::{Cost, Limit};
 use crate::request::{Facts, Request};
@@ -38,6 +39,7 @@ pub struct Rule {
     namespace: Namespace,
     limits: Rc<[Limit]>,
     scope: Scope,
+    identity: Identity,
 }
 
 /// Which requests a rule is for.
@@ -61,8 +63,14 @@ impl Rule {
     pub const MOST_LIMITS: usize = 8;
 
     /// A rule with these limits, of which there should be at least one.
-    pub const fn new(name: RuleName, namespace: Namespace, limits: Rc<[Limit]>, scope: Scope) -> Self {
-        Self { name, namespace, limits, scope }
+    pub const fn new(
+        name: RuleName,
+        namespace: Namespace,
+        limits: Rc<[Limit]>,
+        scope: Scope,
+        identity: Identity,
+    ) -> Self {
+        Self { name, namespace, limits, scope, identity }
     }
 
     /// Its name.
@@ -116,12 +124,13 @@ pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
     let request = Request::new(facts, &config.client_ip);
     let met = config.rules.iter().enumerate().filter(|(_, rule)| rule.scope.includes(&request));
     met.map(|(place, rule)| {
-        let client = request.address().and_then(|address| config.client_ip.identity(address));
-        let Some(client) = client else { return Application::Skipped { rule: place } };
+        let Some(identity) = rule.identity.of(&request, &config.client_ip) else {
+            return Application::Skipped { rule: place };
+        };
         Application::Charge(Charge {
             rule: place,
             cost: Cost::ONE,
-            keys: Keys::new(&config.key_prefix, &rule.namespace, client, rule.limits.len()),
+            keys: Keys::new(&config.key_prefix, &rule.namespace, &identity, rule.limits.len()),
             limits: Rc::clone(&rule.limits),
         })
     })

@@ -11,6 +11,8 @@ mod support;
 mod client;
 #[path = "e2e/identity.rs"]
 mod identity;
+#[path = "e2e/keys.rs"]
+mod keys;
 #[path = "e2e/rules.rs"]
 mod rules;
 

@@ -160,6 +160,7 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("rules[].match", "every request".to_owned()),
         ("rules[].unless", "none".to_owned()),
         ("rules[].key", r#"["client_ip"]"#.to_owned()),
+        ("rules[].if_missing", "skip".to_owned()),
         ("rules[].limits[].refill", String::new()),
         ("rules[].limits[].capacity", "one second's refill".to_owned()),
     ];

@@ -192,6 +192,11 @@ impl<'a> Node<'a> {
         matches!(self.value, Value::List(_))
     }
 
+    /// Whether the value is an object.
+    pub const fn is_object(&self) -> bool {
+        matches!(self.value, Value::Object(_))
+    }
+
     /// The value as a truth.
     pub fn boolean(&self) -> Option<bool> {
         match self.value {

@@ -122,7 +122,7 @@ fn read_header(node: Node<'_>) -> Option<HeaderTest> {
 }
 
 /// The name of a header in lower case (RFC 9110, section 5.6.2), or `None` where the text is not one.
-fn header_name(text: &str) -> Option<String> {
+pub fn header_name(text: &str) -> Option<String> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
     (!text.is_empty() && text.len() <= 256 && text.bytes().all(fits)).then(|| text.to_ascii_lowercase())
 }

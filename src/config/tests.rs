@@ -92,6 +92,8 @@ fn the_password_is_never_shown() {
 const A_RATE: &str = r#"tokens over time, such as "10/s", "100/min", "1000/h", "5000/day" or "1/15s""#;
 const TOKENS: &str = r#"a whole number of tokens, from 1 to 9007199254740991, before the "/""#;
 const TIME: &str = r#"a time from 1ms to 10 years after the "/", such as s, min, h, day or 15s"#;
+const A_PART: &str = "a part: \"client_ip\", \"method\", \"host\", \"path\", \"route\", or an object of one field header, \
+                      cookie, query or property";
 const CAPACITY: &str = "an integer from 1 to 9007199254740991";
 const NAME: &str = "a name of 1 to 64 of the characters a-z 0-9 _ -";
 
@@ -237,8 +239,34 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
             "rules[0].namespace: an empty namespace goes with one limit only, since its key has no number".into(),
         ),
         (rule(r#""key": "client_ip""#), r#"rules[0].key: found "client_ip", expected a list of parts, such as ["client_ip"]"#.into()),
-        (rule(r#""key": []"#), r#"rules[0].key: found a list of 0, expected ["client_ip"]"#.into()),
-        (rule(r#""key": ["path"]"#), r#"rules[0].key[0]: found "path", expected "client_ip""#.into()),
+        (rule(r#""key": ["ip"]"#), format!("rules[0].key[0]: found \"ip\", expected {A_PART}")),
+        (rule(r#""key": ["path", {}]"#), format!("rules[0].key[1]: found an object, expected {A_PART}")),
+        (
+            rule(r#""key": [{"header": "a", "cookie": "b"}]"#),
+            format!("rules[0].key[0]: found an object, expected {A_PART}"),
+        ),
+        (
+            rule(r#""key": [{"headers": "a"}]"#),
+            format!(
+                "rules[0].key[0]: unknown field \"headers\", did you mean \"header\"?\n\
+                 rules[0].key[0]: found an object, expected {A_PART}"
+            ),
+        ),
+        (
+            rule(r#""key": [{"header": "x key"}, {"property": "a"}]"#),
+            "rules[0].key[0].header: found \"x key\", expected the name of a header, such as \"x-api-key\"\n\
+             rules[0].key[1].property: found \"a\", expected a list of names that lead to a property, such as [\"connection\", \
+             \"uri_san_peer_certificate\"]"
+                .into(),
+        ),
+        (
+            rule(r#""key": ["path", "path", "path", "path", "path", "path", "path", "path", "path"]"#),
+            "rules[0].key: found a list of 9, expected at most 8 parts".into(),
+        ),
+        (
+            rule(r#""if_missing": "deny""#),
+            "rules[0].if_missing: found \"deny\", expected \"skip\" or \"share\"".into(),
+        ),
         // Which requests it is for.
         (rule(r#""match": "/login""#), "rules[0].match: found a text, expected an object".into()),
         (

@@ -168,6 +168,12 @@ impl Request {
         self
     }
 
+    /// Asks this host, in place of the usual one.
+    pub fn to_host(mut self, host: &str) -> Self {
+        self.headers.retain(|(name, _)| name != "host");
+        self.with("host", host)
+    }
+
     pub fn body(mut self, body: Body) -> Self {
         self.body = body;
         self
