@@ -38,7 +38,7 @@ fn each_part_of_a_key_tells_requests_apart_by_what_it_names() {
     let secret = "#2bb80d537b1da3e38bd30361aa855686";
     let request = || {
         Request::new("PUT", "//v1/./orders?token=s%65cret")
-            .to_host("API.example.com:8080")
+            .at_host("API.example.com:8080")
             .with("authorization", "secret")
             .with("cookie", "a=b; session=secret")
     };

@@ -80,13 +80,13 @@ fn methods_hosts_headers_and_routes_are_matched_as_envoy_means_them() {
             "route": "checkout",
         }}),
         vec![
-            (post("/checkout/17").to_host("a.example.com:80"), true),
-            (post("/checkout/17/x").to_host("a.example.com"), false),
-            (post("/cart/17").to_host("a.example.com"), false),
-            (post("/checkout/17").to_host("example.com"), false),
-            (post("/checkout/17").to_host("a.example.com").with("x-internal", "1"), false),
-            (post("/checkout/17").to_host("a.example.com").with("x-plan", "silver"), false),
-            (Request::get("/checkout/17").to_host("a.example.com").with("x-plan", "gold"), false),
+            (post("/checkout/17").at_host("a.example.com:80"), true),
+            (post("/checkout/17/x").at_host("a.example.com"), false),
+            (post("/cart/17").at_host("a.example.com"), false),
+            (post("/checkout/17").at_host("example.com"), false),
+            (post("/checkout/17").at_host("a.example.com").with("x-internal", "1"), false),
+            (post("/checkout/17").at_host("a.example.com").with("x-plan", "silver"), false),
+            (Request::get("/checkout/17").at_host("a.example.com").with("x-plan", "gold"), false),
         ],
     );
 }

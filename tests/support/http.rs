@@ -169,7 +169,7 @@ impl Request {
     }
 
     /// Asks this host, in place of the usual one.
-    pub fn to_host(mut self, host: &str) -> Self {
+    pub fn at_host(mut self, host: &str) -> Self {
         self.headers.retain(|(name, _)| name != "host");
         self.with("host", host)
     }
