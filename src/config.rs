@@ -19,8 +19,8 @@ pub use self::redis::{Credentials, Redis};
 use crate::client_ip::{ClientIp, Prefixes, Trust};
 use crate::decision::FailureMode;
 use crate::key::{KeyPrefix, Namespace};
-use crate::quota::{Capacity, Limit, MAX_UNITS};
-use crate::rule::{Rule, RuleName};
+use crate::quota::{Capacity, Cost, Limit, MAX_UNITS};
+use crate::rule::{Policy, Price, Rule, RuleName};
 
 /// Everything that the filter can be told.
 #[derive(Debug)]
@@ -192,7 +192,8 @@ fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
 }
 
 fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option<Rule> {
-    let object = node.object(&["name", "namespace", "match", "unless", "key", "if_missing", "limits"])?;
+    let object =
+        node.object(&["name", "namespace", "match", "unless", "key", "if_missing", "limits", "cost", "shadow"])?;
     let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
         if let Some(text) = node.text(RuleName::EXPECTED) {
             if let Some(first) = named.get(text) {
@@ -221,9 +222,30 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option
             namespace
         }
     };
-    let scope = scope::read(&object);
-    let identity = identity::read(&object);
-    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), scope?, identity?))
+    let (scope, identity) = (scope::read(&object), identity::read(&object));
+    let price = or_default(object.get("cost"), read_price);
+    let shadow = or_default(object.get("shadow"), |node| node.boolean());
+    let policy = Policy { scope: scope?, identity: identity?, price: price?, shadow: shadow? };
+    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), policy))
+}
+
+/// What a request costs: a number, or what a header says.
+fn read_price(node: Node<'_>) -> Option<Price> {
+    let cost = |node: Node<'_>| node.integer(1..=MAX_UNITS).and_then(Cost::new);
+    if !node.is_object() {
+        return cost(node).map(Price::Fixed);
+    }
+    let object = node.object(&["header", "default", "max"])?;
+    let what = "the name of a header, such as \"x-cost\"";
+    let name = object.require("header", what).and_then(|node| node.parsed(what, scope::header_name));
+    let default = object.get("default").map_or(Some(Cost::ONE), cost);
+    let max = object.get("max").map_or_else(|| Cost::new(MAX_UNITS), cost);
+    if let (Some(default), Some(max)) = (default, max)
+        && default > max
+    {
+        object.fault(format!("a default of {} is above the max of {}", default.get(), max.get()));
+    }
+    Some(Price::Header { name: name?, default: default?, max: max? })
 }
 
 fn read_limit(node: Node<'_>) -> Option<Limit> {

@@ -45,6 +45,8 @@ pub struct Answer<'a> {
     pub rule: usize,
     /// The limits of the rule.
     pub limits: &'a [Limit],
+    /// Whether the rule only watches: what it says has no effect.
+    pub shadow: bool,
     /// What became of the call.
     pub said: &'a Result<Outcome, Failure>,
 }
@@ -72,6 +74,8 @@ pub enum Verdict {
         /// How long a caller that is alone has to wait, or `None` where waiting never helps.
         retry_after: Option<Duration>,
     },
+    /// It goes on: rules apply to it, and all of them only watch.
+    Watched,
     /// It goes on, though it could not be decided.
     FailAllow,
     /// It is refused, since it could not be decided.
@@ -82,7 +86,7 @@ impl Verdict {
     /// Its name in metrics and in the access log.
     pub const fn outcome(&self) -> RuleOutcome {
         match self {
-            Self::Allow(_) => RuleOutcome::Allow,
+            Self::Allow(_) | Self::Watched => RuleOutcome::Allow,
             Self::Deny { .. } => RuleOutcome::Deny,
             Self::FailAllow => RuleOutcome::FailAllow,
             Self::FailDeny => RuleOutcome::FailDeny,
@@ -93,13 +97,13 @@ impl Verdict {
     pub const fn quota(&self) -> Option<&Quota> {
         match self {
             Self::Allow(quota) | Self::Deny { quota, .. } => Some(quota),
-            Self::FailAllow | Self::FailDeny => None,
+            Self::Watched | Self::FailAllow | Self::FailDeny => None,
         }
     }
 
     /// Whether the request goes on.
     pub const fn admits(&self) -> bool {
-        matches!(self, Self::Allow(_) | Self::FailAllow)
+        matches!(self, Self::Allow(_) | Self::Watched | Self::FailAllow)
     }
 }
 
@@ -111,13 +115,29 @@ pub struct Decision {
     /// The rule that denied, or that could not be asked: the first one in the order of the configuration. Otherwise the
     /// rule with the least left relative to its capacity. A place in the configuration.
     pub rule: usize,
+    /// The first rule that only watches and would have denied the request.
+    pub would_deny: Option<usize>,
+}
+
+impl Decision {
+    /// What the access log says: the outcome, and the rule to which it is owed. Where the request goes on although a rule
+    /// that only watches would have denied it, that is what is said.
+    pub const fn told(&self) -> (RuleOutcome, usize) {
+        match self.would_deny {
+            Some(rule) if self.verdict.admits() => (RuleOutcome::ShadowDeny, rule),
+            _ => (self.verdict.outcome(), self.rule),
+        }
+    }
 }
 
 /// How a rule's part in a request is counted.
-pub const fn rule_outcome(said: &Result<Outcome, Failure>, mode: FailureMode) -> RuleOutcome {
-    match said {
+pub const fn rule_outcome(answer: &Answer<'_>, mode: FailureMode) -> RuleOutcome {
+    match answer.said {
         Ok(Outcome::Granted { .. }) => RuleOutcome::Allow,
+        Ok(Outcome::Denied { .. } | Outcome::Never { .. }) if answer.shadow => RuleOutcome::ShadowDeny,
         Ok(Outcome::Denied { .. } | Outcome::Never { .. }) => RuleOutcome::Deny,
+        // A rule that only watches lets everything through.
+        Err(_) if answer.shadow => FailureMode::Allow.outcome(),
         Err(_) => mode.outcome(),
     }
 }
@@ -125,25 +145,33 @@ pub const fn rule_outcome(said: &Result<Outcome, Failure>, mode: FailureMode) ->
 /// Decides a request by the answers of all rules that apply to it, in the order of the configuration. `None` where
 /// there are none.
 pub fn decide(answers: &[Answer<'_>], mode: FailureMode) -> Option<Decision> {
-    let denials = answers.iter().filter_map(denial).collect::<Vec<_>>();
+    let first = answers.first()?;
+    let (watching, binding): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.shadow);
+    let would_deny = watching.iter().find_map(|answer| denial(answer)).map(|(rule, ..)| rule);
+    let (verdict, rule) = verdict(&binding, mode).unwrap_or((Verdict::Watched, first.rule));
+    Some(Decision { verdict, rule, would_deny })
+}
+
+/// What the rules say that are not only watching. `None` where there are none.
+fn verdict(answers: &[&Answer<'_>], mode: FailureMode) -> Option<(Verdict, usize)> {
+    let denials = answers.iter().filter_map(|answer| denial(answer)).collect::<Vec<_>>();
     if let Some((first, ..)) = denials.first() {
         let (_, quota, _) = denials.iter().min_by(|a, b| scarcer(&a.1, &b.1).then(b.2.cmp(&a.2)))?;
-        let verdict = Verdict::Deny { quota: *quota, retry_after: longest_wait(&denials) };
-        return Some(Decision { verdict, rule: *first });
+        return Some((Verdict::Deny { quota: *quota, retry_after: longest_wait(&denials) }, *first));
     }
     if let Some(answer) = answers.iter().find(|answer| answer.said.is_err()) {
         let verdict = match mode {
             FailureMode::Allow => Verdict::FailAllow,
             FailureMode::Deny => Verdict::FailDeny,
         };
-        return Some(Decision { verdict, rule: answer.rule });
+        return Some((verdict, answer.rule));
     }
     let standings = answers.iter().filter_map(|answer| match answer.said {
         Ok(Outcome::Granted { standing, .. }) => Some((answer.rule, quota(answer.limits, standing)?)),
         _ => None,
     });
     let (rule, quota) = standings.min_by(|a, b| scarcer(&a.1, &b.1))?;
-    Some(Decision { verdict: Verdict::Allow(quota), rule })
+    Some((Verdict::Allow(quota), rule))
 }
 
 /// How long to wait: a denial by several rules lasts as long as the longest of them.
@@ -209,9 +237,22 @@ mod tests {
 
     /// What becomes of a request whose rules have these capacities and said this.
     fn check(said: &[(u64, Result<Outcome, Failure>)], mode: FailureMode, expected: &str) {
+        check_with_shadows(said, &[], mode, expected);
+    }
+
+    /// The same, where some rules only watch.
+    fn check_with_shadows(
+        said: &[(u64, Result<Outcome, Failure>)],
+        shadows: &[usize],
+        mode: FailureMode,
+        expected: &str,
+    ) {
         let rules = said.iter().map(|(capacity, said)| (limits(*capacity), said)).collect::<Vec<_>>();
-        let answers =
-            rules.iter().enumerate().map(|(rule, (limits, said))| Answer { rule, limits, said }).collect::<Vec<_>>();
+        let answers = rules
+            .iter()
+            .enumerate()
+            .map(|(rule, (limits, said))| Answer { rule, limits, said, shadow: shadows.contains(&rule) })
+            .collect::<Vec<_>>();
         let told = decide(&answers, mode).map(|decision| {
             let verdict = match decision.verdict {
                 Verdict::Allow(quota) => format!("allow {}/{}", quota.remaining, quota.capacity),
@@ -221,10 +262,17 @@ mod tests {
                 Verdict::Deny { quota, retry_after: None } => {
                     format!("deny {}/{} for ever", quota.remaining, quota.capacity)
                 }
+                Verdict::Watched => "watched".to_owned(),
                 Verdict::FailAllow => "fail_allow".to_owned(),
                 Verdict::FailDeny => "fail_deny".to_owned(),
             };
-            format!("{verdict} by {}", decision.rule)
+            let (outcome, rule) = decision.told();
+            let told = if outcome == decision.verdict.outcome() && rule == decision.rule {
+                String::new()
+            } else {
+                format!(", told as {} by {rule}", outcome.name())
+            };
+            format!("{verdict} by {}{told}", decision.rule)
         });
         assert_eq!(told.as_deref().unwrap_or("nothing"), expected);
     }
@@ -244,6 +292,22 @@ mod tests {
         check(&[(10, granted(1)), (10, timeout())], Allow, "fail_allow by 1");
         check(&[(10, timeout()), (10, denied(3))], Allow, "deny 0/10 for 3 by 1");
         check(&[(10, timeout()), (10, denied(3))], Deny, "deny 0/10 for 3 by 1");
+    }
+
+    #[test]
+    fn a_rule_that_only_watches_has_no_effect_and_is_told() {
+        use FailureMode::{Allow, Deny};
+        let timeout = || Err(Failure::Timeout);
+        let check = check_with_shadows;
+        check(&[(10, granted(9))], &[0], Allow, "watched by 0");
+        check(&[(10, denied(2))], &[0], Allow, "watched by 0, told as shadow_deny by 0");
+        check(&[(10, timeout())], &[0], Deny, "watched by 0");
+        check(&[(10, granted(0)), (10, granted(5))], &[0], Allow, "allow 5/10 by 1");
+        check(&[(10, granted(5)), (10, never())], &[1], Allow, "allow 5/10 by 0, told as shadow_deny by 1");
+        check(&[(10, denied(9)), (10, denied(3))], &[0], Allow, "deny 0/10 for 3 by 1");
+        check(&[(10, timeout()), (10, granted(3))], &[0], Deny, "allow 3/10 by 1");
+        check(&[(10, denied(1)), (10, timeout())], &[0], Allow, "fail_allow by 1, told as shadow_deny by 0");
+        check(&[(10, denied(1)), (10, timeout())], &[0], Deny, "fail_deny by 1");
     }
 
     #[test]

@@ -265,13 +265,13 @@ impl Limiter {
             .iter()
             .filter_map(|part| {
                 let said = part.said.as_ref()?;
-                Some(Answer { rule: part.charge.rule, limits: part.charge.limits(), said })
+                Some(Answer { rule: part.charge.rule, limits: part.charge.limits(), shadow: part.charge.shadow, said })
             })
             .collect::<Vec<_>>();
         let mode = self.config.failure_mode;
         let decision = decide(&answers, mode)?;
         for answer in &answers {
-            self.stats.count(Counter::Decision(answer.rule, rule_outcome(answer.said, mode)));
+            self.stats.count(Counter::Decision(answer.rule, rule_outcome(answer, mode)));
         }
         if !decision.verdict.admits() {
             for part in parts {

@@ -43,7 +43,7 @@ pub fn quota_headers(quota: &Quota) -> [Header; 3] {
 /// The reply to a request that does not go on, or `None` where it does.
 pub fn local_reply(verdict: &Verdict) -> Option<LocalReply> {
     match verdict {
-        Verdict::Allow(_) | Verdict::FailAllow => None,
+        Verdict::Allow(_) | Verdict::Watched | Verdict::FailAllow => None,
         Verdict::Deny { quota, retry_after } => {
             let mut headers = Vec::from(quota_headers(quota));
             if let Some(wait) = retry_after {
@@ -113,6 +113,7 @@ mod tests {
         assert_eq!((reply.status, reply.grpc_status), (503, 14));
         assert_eq!(reply.headers, []);
         assert_eq!(local_reply(&Verdict::FailAllow), None);
+        assert_eq!(local_reply(&Verdict::Watched), None);
         assert_eq!(local_reply(&Verdict::Allow(QUOTA)), None);
     }
 }

@@ -9,7 +9,7 @@ use crate::condition::Conditions;
 use crate::config::Config;
 use crate::identity::Identity;
 use crate::key::{Keys, Namespace};
-use crate::quota::{Cost, Limit};
+use crate::quota::{Cost, Limit, MAX_UNITS};
 use crate::request::{Facts, Request};
 
 /// What a rule is called in metrics, logs and keys: 1 to 64 of the characters a-z 0-9 _ -.
@@ -38,8 +38,63 @@ pub struct Rule {
     name: RuleName,
     namespace: Namespace,
     limits: Rc<[Limit]>,
-    scope: Scope,
-    identity: Identity,
+    policy: Policy,
+}
+
+/// What a rule can be told beside its name, its keys and its limits.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// Which requests it is for.
+    pub scope: Scope,
+    /// Who a request counts as.
+    pub identity: Identity,
+    /// What a request costs.
+    pub price: Price,
+    /// Whether it only watches: it counts, and never denies.
+    pub shadow: bool,
+}
+
+/// What a request costs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Price {
+    /// Always this.
+    Fixed(Cost),
+    /// What a header says.
+    Header {
+        /// The header's name in lower case.
+        name: String,
+        /// What a request costs whose header is absent or says no whole number above zero.
+        default: Cost,
+        /// What it costs at most.
+        max: Cost,
+    },
+}
+
+impl Default for Price {
+    fn default() -> Self {
+        Self::Fixed(Cost::ONE)
+    }
+}
+
+impl Price {
+    fn of(&self, request: &Request<'_>) -> Cost {
+        match self {
+            Self::Fixed(cost) => *cost,
+            Self::Header { name, default, max } => {
+                request.header(name).and_then(|value| cost(&value)).map_or(*default, |cost| cost.min(*max))
+            }
+        }
+    }
+}
+
+/// A whole number above zero, in decimal digits; one that is too large to be counted is the largest cost there is.
+fn cost(value: &[u8]) -> Option<Cost> {
+    let digits = std::str::from_utf8(value.trim_ascii()).ok()?;
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let tokens = digits.parse::<u64>().unwrap_or(MAX_UNITS).min(MAX_UNITS);
+    Cost::new(tokens)
 }
 
 /// Which requests a rule is for.
@@ -63,14 +118,8 @@ impl Rule {
     pub const MOST_LIMITS: usize = 8;
 
     /// A rule with these limits, of which there should be at least one.
-    pub const fn new(
-        name: RuleName,
-        namespace: Namespace,
-        limits: Rc<[Limit]>,
-        scope: Scope,
-        identity: Identity,
-    ) -> Self {
-        Self { name, namespace, limits, scope, identity }
+    pub const fn new(name: RuleName, namespace: Namespace, limits: Rc<[Limit]>, policy: Policy) -> Self {
+        Self { name, namespace, limits, policy }
     }
 
     /// Its name.
@@ -91,6 +140,8 @@ pub struct Charge {
     pub rule: usize,
     /// Tokens from each of its buckets.
     pub cost: Cost,
+    /// Whether the rule only watches.
+    pub shadow: bool,
     keys: Keys,
     limits: Rc<[Limit]>,
 }
@@ -122,14 +173,15 @@ pub enum Application {
 /// The rules that a request meets, in the order of the configuration.
 pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
     let request = Request::new(facts, &config.client_ip);
-    let met = config.rules.iter().enumerate().filter(|(_, rule)| rule.scope.includes(&request));
+    let met = config.rules.iter().enumerate().filter(|(_, rule)| rule.policy.scope.includes(&request));
     met.map(|(place, rule)| {
-        let Some(identity) = rule.identity.of(&request, &config.client_ip) else {
+        let Some(identity) = rule.policy.identity.of(&request, &config.client_ip) else {
             return Application::Skipped { rule: place };
         };
         Application::Charge(Charge {
             rule: place,
-            cost: Cost::ONE,
+            cost: rule.policy.price.of(&request),
+            shadow: rule.policy.shadow,
             keys: Keys::new(&config.key_prefix, &rule.namespace, &identity, rule.limits.len()),
             limits: Rc::clone(&rule.limits),
         })
@@ -176,6 +228,39 @@ mod tests {
         for (method, path, host, expected) in cases {
             let told = Told::new(&[(":method", method), (":path", path), (":authority", host)]);
             assert_eq!(met(rules, &told), *expected, "{method} {path} {host}");
+        }
+    }
+
+    #[test]
+    fn a_header_says_what_a_request_costs_within_bounds() {
+        let config = Config::from_json(
+            br#"{"rules": [{"name": "a", "limits": [{"refill": "1/s"}],
+                            "cost": {"header": "X-Cost", "default": 2, "max": 50}}]}"#,
+        )
+        .unwrap();
+        let cases: &[(&[&str], u64)] = &[
+            (&[], 2),
+            (&[""], 2),
+            (&["7"], 7),
+            (&[" 7\t"], 7),
+            (&["007"], 7),
+            (&["50"], 50),
+            (&["51"], 50),
+            (&["99999999999999999999999"], 50),
+            (&["0"], 2),
+            (&["-7"], 2),
+            (&["+7"], 2),
+            (&["7.0"], 2),
+            (&["1e1"], 2),
+            (&["seven"], 2),
+            (&["7", "8"], 2),
+        ];
+        for (lines, expected) in cases {
+            let headers = lines.iter().map(|line| ("x-cost", *line)).collect::<Vec<_>>();
+            match apply(&config, &Told::new(&headers)).as_slice() {
+                [Application::Charge(charge)] => assert_eq!(charge.cost.get(), *expected, "{lines:?}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

@@ -17,6 +17,8 @@ pub enum RuleOutcome {
     Allow,
     /// The bucket had too little, or can never have enough.
     Deny,
+    /// The bucket had too little, but the rule only watches.
+    ShadowDeny,
     /// The bucket could not be asked, and the failure mode let the request go on.
     FailAllow,
     /// The bucket could not be asked, and the failure mode refused the request.
@@ -24,13 +26,14 @@ pub enum RuleOutcome {
 }
 
 impl RuleOutcome {
-    const ALL: [Self; 4] = [Self::Allow, Self::Deny, Self::FailAllow, Self::FailDeny];
+    const ALL: [Self; 5] = [Self::Allow, Self::Deny, Self::ShadowDeny, Self::FailAllow, Self::FailDeny];
 
     /// The value of the label `outcome`, and of the access log's `quota_decision`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",
             Self::Deny => "deny",
+            Self::ShadowDeny => "shadow_deny",
             Self::FailAllow => "fail_allow",
             Self::FailDeny => "fail_deny",
         }

@@ -16,6 +16,8 @@ mod keys;
 #[path = "e2e/rules.rs"]
 mod rules;
 
+#[path = "e2e/policy.rs"]
+mod policy;
 #[path = "e2e/scope.rs"]
 mod scope;
 

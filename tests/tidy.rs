@@ -163,6 +163,8 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("rules[].if_missing", "skip".to_owned()),
         ("rules[].limits[].refill", String::new()),
         ("rules[].limits[].capacity", "one second's refill".to_owned()),
+        ("rules[].cost", "1".to_owned()),
+        ("rules[].shadow", "false".to_owned()),
     ];
     let mut documented = documented_fields(&read("README.md"));
     documented.retain(|(field, _)| defaults.iter().any(|(name, _)| name == field));

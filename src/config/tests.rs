@@ -267,6 +267,18 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
             rule(r#""if_missing": "deny""#),
             "rules[0].if_missing: found \"deny\", expected \"skip\" or \"share\"".into(),
         ),
+        // What it costs, and whether it counts.
+        (rule(r#""cost": 0"#), format!("rules[0].cost: found 0, expected {CAPACITY}")),
+        (rule(r#""cost": "5""#), format!("rules[0].cost: found \"5\", expected {CAPACITY}")),
+        (
+            rule(r#""cost": {"default": 1}"#),
+            "rules[0].cost.header: missing, expected the name of a header, such as \"x-cost\"".into(),
+        ),
+        (
+            rule(r#""cost": {"header": "x-cost", "default": 5, "max": 3}"#),
+            "rules[0].cost: a default of 5 is above the max of 3".into(),
+        ),
+        (rule(r#""shadow": "yes""#), "rules[0].shadow: found \"yes\", expected true or false".into()),
         // Which requests it is for.
         (rule(r#""match": "/login""#), "rules[0].match: found a text, expected an object".into()),
         (

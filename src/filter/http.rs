@@ -31,7 +31,7 @@ impl Phase {
     pub fn of(decision: &Decision) -> Self {
         match &decision.verdict {
             Verdict::Allow(quota) => Self::Admitted(quota_headers(quota)),
-            Verdict::FailAllow | Verdict::FailDeny | Verdict::Deny { .. } => Self::Passed,
+            Verdict::Watched | Verdict::FailAllow | Verdict::FailDeny | Verdict::Deny { .. } => Self::Passed,
         }
     }
 }

@@ -247,8 +247,9 @@ impl Worker {
 
     /// Writes a decision where an access log finds it. The request's context is the effective one.
     pub fn log_decision(&self, decision: &Decision) {
-        let _ = host::set_property("quota_decision", decision.verdict.outcome().name());
-        let rule = self.with(|state| state.limiter.config().rules.get(decision.rule).map(|rule| rule.name().clone()));
+        let (outcome, rule) = decision.told();
+        let _ = host::set_property("quota_decision", outcome.name());
+        let rule = self.with(|state| state.limiter.config().rules.get(rule).map(|rule| rule.name().clone()));
         if let Some(rule) = rule.flatten() {
             let _ = host::set_property("quota_rule", rule.as_str());
         }

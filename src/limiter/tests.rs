@@ -112,6 +112,7 @@ fn in_words(decision: &Decision) -> String {
     let verdict = match decision.verdict {
         Verdict::Allow(quota) => format!("allow {}/{}", quota.remaining, quota.capacity),
         Verdict::Deny { retry_after, .. } => format!("deny {retry_after:?}"),
+        Verdict::Watched => "watched".to_owned(),
         Verdict::FailAllow => "fail_allow".to_owned(),
         Verdict::FailDeny => "fail_deny".to_owned(),
     };

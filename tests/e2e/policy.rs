@@ -1,0 +1,102 @@
+//! What a request costs, and rules that only watch.
+
+use redis::Commands;
+use serde_json::{Value, json};
+
+use crate::support::app::App;
+use crate::support::envoy::{Envoy, PATIENT, Setup};
+use crate::support::http::Request;
+use crate::support::server::{Kind, Server};
+use crate::{KEY, is_waved_through, quota};
+
+fn start(redis: &Server, app: &App, rules: &Value) -> Envoy {
+    Setup::new(redis.port(), app).configuration(json!({"redis": {"timeout": PATIENT}, "rules": rules})).start()
+}
+
+/// The whole tokens in a bucket.
+fn tokens(redis: &Server, key: &str) -> i64 {
+    redis.client().hget::<_, _, f64>(key, "tokens").unwrap().floor() as i64
+}
+
+#[test]
+fn a_request_costs_what_its_header_says_within_bounds() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let rules = json!([{
+        "name": "per-ip", "limits": [{"capacity": 100, "refill": "1/day"}],
+        "cost": {"header": "x-cost", "default": 2, "max": 40},
+    }]);
+    let envoy = start(&redis, &app, &rules);
+    let mut client = envoy.client();
+    let mut left = 100;
+    for (cost, taken) in [("5", 5), ("", 2), ("junk", 2), ("-5", 2), ("0", 2), ("1e2", 2), ("99999999999999999999", 40)]
+    {
+        left -= taken;
+        let response = client.exchange(&Request::get("/").with("x-cost", cost));
+        assert_eq!(quota(&response), Some((100, left as u64)), "{cost}");
+        assert_eq!(tokens(&redis, KEY), left, "{cost}");
+    }
+    left -= 2;
+    assert_eq!(quota(&client.get("/")), Some((100, left as u64)));
+    // What is left is too little for this one, and stays.
+    let denied = client.exchange(&Request::get("/").with("x-cost", "40"));
+    assert_eq!(denied.status(), 200);
+    let denied = client.exchange(&Request::get("/").with("x-cost", "40"));
+    assert_eq!((denied.status(), quota(&denied)), (429, Some((100, left as u64 - 40))));
+    assert!(denied.number("retry-after").is_some());
+    envoy.finish();
+}
+
+#[test]
+fn a_cost_above_the_capacity_is_denied_without_a_promise() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let rules = json!([{"name": "per-ip", "limits": [{"capacity": 10, "refill": "1/s"}], "cost": 11}]);
+    let envoy = start(&redis, &app, &rules);
+    let denied = envoy.get("/");
+    assert_eq!((denied.status(), quota(&denied), denied.number("retry-after")), (429, Some((10, 10)), None));
+    assert!(!redis.client().exists::<_, bool>(KEY).unwrap(), "a denial writes nothing");
+    assert_eq!(app.count(), 0);
+    envoy.finish();
+}
+
+#[test]
+fn a_rule_that_only_watches_counts_and_changes_nothing() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let limits = json!([{"capacity": 2, "refill": "1/day"}]);
+    let envoy = start(&redis, &app, &json!([{"name": "per-ip", "limits": limits, "shadow": true}]));
+    for _ in 0..5 {
+        assert!(is_waved_through(&envoy.get("/")));
+    }
+    assert_eq!(app.count(), 5);
+    assert_eq!(tokens(&redis, KEY), 0);
+    envoy.expect_counts(&[("per-ip allow", 2), ("per-ip shadow_deny", 3), ("calls ok", 5), ("calls noscript", 1)]);
+    let log = envoy.wait_for_access_log(5);
+    assert!(log[1].contains("quota=allow rule=per-ip"), "{}", log[1]);
+    assert!(log[4].contains("quota=shadow_deny rule=per-ip"), "{}", log[4]);
+    envoy.finish();
+}
+
+#[test]
+fn a_rule_that_only_watches_stands_beside_one_that_binds() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let rules = json!([
+        {"name": "tried", "limits": [{"capacity": 1, "refill": "1/day"}], "shadow": true},
+        {"name": "binds", "limits": [{"capacity": 3, "refill": "1/day"}]},
+    ]);
+    let envoy = start(&redis, &app, &rules);
+    for left in (0..3).rev() {
+        assert_eq!(quota(&envoy.get("/")), Some((3, left)));
+    }
+    assert_eq!(envoy.get("/").status(), 429);
+    envoy.expect_counts(&[
+        ("tried allow", 1),
+        ("tried shadow_deny", 3),
+        ("binds allow", 3),
+        ("binds deny", 1),
+        ("calls ok", 8),
+        ("calls noscript", 2),
+    ]);
+    let log = envoy.wait_for_access_log(4);
+    assert!(log[2].contains("quota=shadow_deny rule=tried"), "{}", log[2]);
+    assert!(log[3].contains("quota=deny rule=binds"), "{}", log[3]);
+    envoy.finish();
+}
