@@ -64,9 +64,9 @@ fn a_fault_keeps_envoy_from_starting_and_is_named_with_its_path() {
             &["rules[0].namespace: "],
         ),
         (
-            "a part that is to come",
-            json!({"rules": [{"name": "a", "shadow": true, "limits": [limit]}]}),
-            &["rules[0]", "shadow"],
+            "a field of another limiter",
+            json!({"rules": [{"name": "a", "burst": 5, "limits": [limit]}]}),
+            &["rules[0]", "burst"],
         ),
     ];
     for (what, configuration, says) in cases {
