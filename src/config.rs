@@ -5,6 +5,7 @@
 
 mod duration;
 mod identity;
+mod overrides;
 mod reader;
 mod redis;
 mod scope;
@@ -18,6 +19,7 @@ use self::reader::{Fault, Faults, Node, Object, Value};
 pub use self::redis::{Credentials, Redis};
 use crate::client_ip::{ClientIp, Prefixes, Trust};
 use crate::decision::FailureMode;
+use crate::identity::Identity;
 use crate::key::{KeyPrefix, Namespace};
 use crate::quota::{Capacity, Cost, Limit, MAX_UNITS};
 use crate::rule::{Policy, Price, Rule, RuleName};
@@ -124,7 +126,7 @@ fn read(document: Node<'_>) -> Option<Config> {
         })
     });
     let client_ip = or_default(object.get("client_ip"), read_client_ip);
-    let rules = read_rules(&object);
+    let rules = read_rules(&object, client_ip.as_ref().unwrap_or(&ClientIp::default()));
     Some(Config {
         redis: redis?,
         key_prefix: key_prefix?,
@@ -180,20 +182,30 @@ fn all<T>(values: impl Iterator<Item = Option<T>>) -> Option<Vec<T>> {
     values.into_iter().collect()
 }
 
-fn read_rules(object: &Object<'_>) -> Option<Vec<Rule>> {
+fn read_rules(object: &Object<'_>, client_ip: &ClientIp) -> Option<Vec<Rule>> {
     let node = object.require("rules", "a list of at least one rule")?;
     let rules = node.list("rules")?;
     if rules.is_empty() {
         node.expected("at least one rule; a filter without one does nothing");
     }
     let mut named: HashMap<&str, String> = HashMap::new();
-    let rules = rules.into_iter().map(|node| read_rule(node, &mut named));
+    let rules = rules.into_iter().map(|node| read_rule(node, &mut named, client_ip));
     all(rules)
 }
 
-fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option<Rule> {
-    let object =
-        node.object(&["name", "namespace", "match", "unless", "key", "if_missing", "limits", "cost", "shadow"])?;
+fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>, client_ip: &ClientIp) -> Option<Rule> {
+    let object = node.object(&[
+        "name",
+        "namespace",
+        "match",
+        "unless",
+        "key",
+        "if_missing",
+        "limits",
+        "overrides",
+        "cost",
+        "shadow",
+    ])?;
     let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
         if let Some(text) = node.text(RuleName::EXPECTED) {
             if let Some(first) = named.get(text) {
@@ -203,30 +215,40 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>) -> Option
         }
         node.parsed(RuleName::EXPECTED, RuleName::new)
     });
-    let limits = object.require("limits", "a list of at least one limit").and_then(|node| {
-        let limits = node.list("limits")?;
-        let number = limits.len();
-        if !(1..=Rule::MOST_LIMITS).contains(&number) {
-            node.expected(&format!("1 to {} limits", Rule::MOST_LIMITS));
-        }
-        Some((number, all(limits.into_iter().map(read_limit))))
-    });
+    let limits = object.require("limits", "a list of at least one limit").map(|node| read_limits(&node));
     let namespace = match object.get("namespace") {
         None => name.as_ref().map(Namespace::of_rule),
         Some(node) => {
             let namespace = node.parsed(Namespace::EXPECTED, Namespace::new);
-            let several = limits.as_ref().is_some_and(|(number, _)| *number > 1);
-            if several && namespace.as_ref().is_some_and(Namespace::is_bare) {
+            if has_several_limits(&object) && namespace.as_ref().is_some_and(Namespace::is_bare) {
                 node.fault("an empty namespace goes with one limit only, since its key has no number".to_owned());
             }
             namespace
         }
     };
     let (scope, identity) = (scope::read(&object), identity::read(&object));
+    // Without a key there is nothing to compare an override's values with.
+    let overrides = overrides::read(&object, identity.as_ref().unwrap_or(&Identity::default()), client_ip);
     let price = or_default(object.get("cost"), read_price);
     let shadow = or_default(object.get("shadow"), |node| node.boolean());
-    let policy = Policy { scope: scope?, identity: identity?, price: price?, shadow: shadow? };
-    Some(Rule::new(name?, namespace?, Rc::from(limits?.1?), policy))
+    let policy = Policy { scope: scope?, identity: identity?, overrides: overrides?, price: price?, shadow: shadow? };
+    Some(Rule::new(name?, namespace?, Rc::from(limits??), policy))
+}
+
+/// Limits, at least one.
+fn read_limits(node: &Node<'_>) -> Option<Vec<Limit>> {
+    let limits = node.list("limits")?;
+    if !(1..=Rule::MOST_LIMITS).contains(&limits.len()) {
+        node.expected(&format!("1 to {} limits", Rule::MOST_LIMITS));
+    }
+    all(limits.into_iter().map(read_limit))
+}
+
+/// Whether a rule or one of its overrides has more than one limit.
+fn has_several_limits(rule: &Object<'_>) -> bool {
+    let own = rule.get("limits").into_iter();
+    let others = rule.get("overrides").into_iter().flat_map(|node| node.elements());
+    own.chain(others.filter_map(|node| node.field("limits"))).any(|limits| limits.elements().len() > 1)
 }
 
 /// What a request costs: a number, or what a header says.

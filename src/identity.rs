@@ -11,7 +11,8 @@
 use sha2::{Digest, Sha256};
 
 use crate::client_ip::ClientIp;
-use crate::request::Request;
+use crate::path;
+use crate::request::{self, Request};
 
 /// The longest text that stands for a part, in bytes.
 pub const LONGEST_PART: usize = 64;
@@ -83,7 +84,31 @@ impl Identity {
     }
 }
 
+impl Identity {
+    /// Whom these values name, one for each part as a request would have them. `None` where there are not as many, or one
+    /// of them is blank or no value of its part.
+    pub fn of_values(&self, values: &[&str], client_ip: &ClientIp) -> Option<String> {
+        if values.len() != self.parts.len() {
+            return None;
+        }
+        let texts = self.parts.iter().zip(values).map(|(part, value)| part.text_of(value, client_ip));
+        Some(texts.collect::<Option<Vec<_>>>()?.join("|"))
+    }
+}
+
 impl Part {
+    /// The text that stands for a value of this part, by the same rules as that of a request.
+    fn text_of(&self, value: &str, client_ip: &ClientIp) -> Option<String> {
+        let text = match self {
+            Self::ClientIp => client_ip.identity(client_ip.address(|| value.as_bytes().to_vec(), None)?)?.to_string(),
+            Self::Method | Self::Route => in_clear(value.as_bytes()),
+            Self::Host => in_clear(request::host(value.as_bytes()).as_bytes()),
+            Self::Path => short(path::normal(value.as_bytes())),
+            Self::Header(_) | Self::Cookie(_) | Self::Query(_) | Self::Property(_) => digest(value.as_bytes()),
+        };
+        Some(text).filter(|text| !text.is_empty())
+    }
+
     /// The text that stands for this part of a request, which is not empty. `None` where it has no such part.
     fn text(&self, request: &Request<'_>, client_ip: &ClientIp) -> Option<String> {
         let text = match self {
@@ -264,6 +289,33 @@ mod tests {
             let shared = identity(&[Part::ClientIp, part], IfMissing::Share, &told);
             assert_eq!(shared.as_deref(), Some("192.0.2.1|"));
         }
+    }
+
+    #[test]
+    fn values_name_whom_a_request_with_them_would_be() {
+        let mut told =
+            Told::new(&[(":path", "//a/./b?q=v%31"), (":method", "GET"), (":authority", "A.example:1"), ("x", "k")]);
+        told.properties.push(("xds.route_name", b"a route".to_vec()));
+        let client_ip = ClientIp::default();
+        let parts = vec![
+            Part::ClientIp,
+            Part::Method,
+            Part::Host,
+            Part::Path,
+            Part::Route,
+            header("x"),
+            Part::Query("q".into()),
+        ];
+        let identity = Identity { parts, if_missing: IfMissing::Skip };
+        let values = ["192.0.2.1", "GET", "a.EXAMPLE", "/a/b", "a route", "k", "v1"];
+        let named = identity.of_values(&values, &client_ip);
+        assert!(named.is_some());
+        assert_eq!(named, identity.of(&Request::new(&told, &client_ip), &client_ip));
+        assert_eq!(identity.of_values(&values[1..], &client_ip), None);
+        let by_client = Identity::default();
+        assert_eq!(by_client.of_values(&["2001:db8::9"], &client_ip).as_deref(), Some("2001:db8::/64"));
+        assert_eq!(by_client.of_values(&["gateway"], &client_ip), None);
+        assert_eq!(by_client.of_values(&[" "], &client_ip), None);
     }
 
     #[test]

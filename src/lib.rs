@@ -10,6 +10,7 @@
 //! * [`request`]: a request, as far as rules ask about it.
 //! * [`condition`]: which requests a rule is for.
 //! * [`identity`]: who a request counts as.
+//! * [`overrides`]: other limits for some callers.
 //! * [`key`]: identities as keys of Redis.
 //! * [`rule`]: which rules a request meets, and the charges that they make.
 //! * [`config`]: JSON to a configuration that cannot be wrong.
@@ -30,6 +31,7 @@ pub mod request;
 
 pub mod condition;
 pub mod identity;
+pub mod overrides;
 pub mod rule;
 
 pub mod config;

@@ -91,7 +91,7 @@ impl<'a> Request<'a> {
 }
 
 /// The host of an authority: without user information, port and final dot, in lower case.
-fn host(authority: &[u8]) -> String {
+pub fn host(authority: &[u8]) -> String {
     let visible = authority.iter().filter(|byte| byte.is_ascii_graphic());
     let text = visible.map(|byte| char::from(byte.to_ascii_lowercase())).collect::<String>();
     let host = text.rsplit_once('@').map_or(text.as_str(), |(_, host)| host);

@@ -9,6 +9,7 @@ use crate::condition::Conditions;
 use crate::config::Config;
 use crate::identity::Identity;
 use crate::key::{Keys, Namespace};
+use crate::overrides::{Allowance, Overrides};
 use crate::quota::{Cost, Limit, MAX_UNITS};
 use crate::request::{Facts, Request};
 
@@ -48,6 +49,8 @@ pub struct Policy {
     pub scope: Scope,
     /// Who a request counts as.
     pub identity: Identity,
+    /// Who may take more, or less.
+    pub overrides: Overrides,
     /// What a request costs.
     pub price: Price,
     /// Whether it only watches: it counts, and never denies.
@@ -173,20 +176,33 @@ pub enum Application {
 /// The rules that a request meets, in the order of the configuration.
 pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
     let request = Request::new(facts, &config.client_ip);
-    let met = config.rules.iter().enumerate().filter(|(_, rule)| rule.policy.scope.includes(&request));
-    met.map(|(place, rule)| {
-        let Some(identity) = rule.policy.identity.of(&request, &config.client_ip) else {
-            return Application::Skipped { rule: place };
+    let rules = config.rules.iter().enumerate();
+    rules.filter_map(|(place, rule)| rule.apply(place, config, &request)).collect()
+}
+
+impl Rule {
+    /// What becomes of this rule for a request; nothing where the rule is not for it.
+    fn apply(&self, place: usize, config: &Config, request: &Request<'_>) -> Option<Application> {
+        let Policy { scope, identity, overrides, price, shadow } = &self.policy;
+        if !scope.includes(request) {
+            return None;
+        }
+        let Some(identity) = identity.of(request, &config.client_ip) else {
+            return Some(Application::Skipped { rule: place });
         };
-        Application::Charge(Charge {
+        let limits = match overrides.find(&identity, || request.address()) {
+            None => &self.limits,
+            Some(Allowance::Limits(limits)) => limits,
+            Some(Allowance::Unlimited) => return None,
+        };
+        Some(Application::Charge(Charge {
             rule: place,
-            cost: rule.policy.price.of(&request),
-            shadow: rule.policy.shadow,
-            keys: Keys::new(&config.key_prefix, &rule.namespace, &identity, rule.limits.len()),
-            limits: Rc::clone(&rule.limits),
-        })
-    })
-    .collect()
+            cost: price.of(request),
+            shadow: *shadow,
+            keys: Keys::new(&config.key_prefix, &self.namespace, &identity, limits.len()),
+            limits: Rc::clone(limits),
+        }))
+    }
 }
 
 #[cfg(test)]
@@ -229,6 +245,35 @@ mod tests {
             let told = Told::new(&[(":method", method), (":path", path), (":authority", host)]);
             assert_eq!(met(rules, &told), *expected, "{method} {path} {host}");
         }
+    }
+
+    #[test]
+    fn an_override_gives_its_callers_other_limits_or_none() {
+        let config = Config::from_json(
+            br#"{"rules": [{"name": "a", "key": [{"header": "x-plan"}], "limits": [{"refill": "1/s"}], "overrides": [
+                {"values": ["gold"], "limits": [{"refill": "5/s"}, {"refill": "100/h"}]},
+                {"cidrs": ["198.51.100.0/24"], "unlimited": true}
+            ]}]}"#,
+        )
+        .unwrap();
+        let charged = |plan: &'static str, address: &[u8]| {
+            let mut told = Told::from(address);
+            told.headers.push(("x-plan", plan.as_bytes().to_vec()));
+            match apply(&config, &told).as_slice() {
+                [Application::Charge(charge)] => {
+                    let buckets = charge.buckets().map(|(key, limit)| format!("{} {key}", limit.capacity().get()));
+                    buckets.collect::<Vec<_>>()
+                }
+                [] => Vec::new(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let gold = charged("gold", b"198.51.100.7:1");
+        assert_eq!(gold.len(), 2);
+        assert!(gold[0].starts_with("5 quota:{a:#") && gold[1].ends_with("}:1"), "{gold:?}");
+        assert_eq!(charged("silver", b"198.51.100.7:1"), [""; 0]);
+        let silver = charged("silver", b"192.0.2.1:1");
+        assert!(silver.len() == 1 && silver[0].starts_with("1 "), "{silver:?}");
     }
 
     #[test]

@@ -163,6 +163,7 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("rules[].if_missing", "skip".to_owned()),
         ("rules[].limits[].refill", String::new()),
         ("rules[].limits[].capacity", "one second's refill".to_owned()),
+        ("rules[].overrides", "none".to_owned()),
         ("rules[].cost", "1".to_owned()),
         ("rules[].shadow", "false".to_owned()),
     ];

@@ -172,19 +172,32 @@ impl<'a> Node<'a> {
         Some(Object { fields, node: self })
     }
 
-    /// The value as a list.
-    pub fn list(&self, of: &str) -> Option<Vec<Node<'a>>> {
-        let Value::List(elements) = self.value else {
-            self.expected(&format!("a list of {of}"));
-            return None;
-        };
+    /// The elements of a list, and none of anything else. Notes no fault.
+    pub fn elements(&self) -> Vec<Node<'a>> {
+        let Value::List(elements) = self.value else { return Vec::new() };
         let element = |(place, value)| Node {
             value,
             path: format!("{}[{place}]", self.path),
             secret: self.secret,
             faults: self.faults,
         };
-        Some(elements.iter().enumerate().map(element).collect())
+        elements.iter().enumerate().map(element).collect()
+    }
+
+    /// A field of an object, where it is one and has it. Notes no fault.
+    pub fn field(&self, name: &str) -> Option<Node<'a>> {
+        let Value::Object(fields) = self.value else { return None };
+        let (_, value) = fields.iter().find(|(field, _)| field == name)?;
+        Some(Node { value, path: path_of(&self.path, name), secret: self.secret, faults: self.faults })
+    }
+
+    /// The value as a list.
+    pub fn list(&self, of: &str) -> Option<Vec<Node<'a>>> {
+        if !self.is_list() {
+            self.expected(&format!("a list of {of}"));
+            return None;
+        }
+        Some(self.elements())
     }
 
     /// Whether the value is a list.
@@ -266,15 +279,14 @@ impl<'a> Node<'a> {
 impl<'a> Object<'a> {
     /// A field, where it is there.
     pub fn get(&self, name: &str) -> Option<Node<'a>> {
-        let (_, value) = self.fields.iter().find(|(field, _)| field == name)?;
-        Some(Node { value, path: self.path_of(name), secret: false, faults: self.node.faults })
+        self.node.field(name)
     }
 
     /// A field that has to be there; `what` says what it should be.
     pub fn require(&self, name: &str, what: &str) -> Option<Node<'a>> {
         let field = self.get(name);
         if field.is_none() {
-            self.node.faults.note(&self.path_of(name), format!("missing, expected {what}"));
+            self.node.faults.note(&path_of(&self.node.path, name), format!("missing, expected {what}"));
         }
         field
     }
@@ -288,10 +300,10 @@ impl<'a> Object<'a> {
     pub fn fault(&self, what: String) {
         self.node.fault(what);
     }
+}
 
-    fn path_of(&self, name: &str) -> String {
-        if self.node.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.node.path) }
-    }
+fn path_of(parent: &str, name: &str) -> String {
+    if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") }
 }
 
 fn unknown_field(name: &str, known: &[&str]) -> String {

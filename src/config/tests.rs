@@ -267,6 +267,36 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
             rule(r#""if_missing": "deny""#),
             "rules[0].if_missing: found \"deny\", expected \"skip\" or \"share\"".into(),
         ),
+        // Who may take more.
+        (rule(r#""overrides": {}"#), "rules[0].overrides: found an object, expected a list of overrides".into()),
+        (
+            rule(r#""overrides": [{"limits": [{"refill": "9/s"}]}]"#),
+            "rules[0].overrides[0]: expected either values or cidrs, which say whom the override is for".into(),
+        ),
+        (
+            rule(r#""overrides": [{"values": ["192.0.2.1"], "unlimited": true, "limits": []}]"#),
+            "rules[0].overrides[0].limits: found a list of 0, expected 1 to 8 limits\n\
+             rules[0].overrides[0]: expected either limits or unlimited"
+                .into(),
+        ),
+        (
+            rule(r#""overrides": [{"values": ["gold"], "unlimited": false}]"#),
+            "rules[0].overrides[0].values[0]: found \"gold\", expected a value of the key's part\n\
+             rules[0].overrides[0].unlimited: found false, expected true, or limits in its place"
+                .into(),
+        ),
+        (
+            rule(r#""key": ["client_ip", "method"], "overrides": [{"values": ["GET", ["192.0.2.1", ""]], "unlimited": true}]"#),
+            "rules[0].overrides[0].values[0]: found \"GET\", expected a list of 2 values, one for each part of the key\n\
+             rules[0].overrides[0].values[1]: found a list of 2, expected a list of 2 values, one for each part of the key"
+                .into(),
+        ),
+        (
+            rule(
+                r#""namespace": "", "overrides": [{"cidrs": ["10.0.0.0/8"], "limits": [{"refill": "1/s"}, {"refill": "9/h"}]}]"#,
+            ),
+            "rules[0].namespace: an empty namespace goes with one limit only, since its key has no number".into(),
+        ),
         // What it costs, and whether it counts.
         (rule(r#""cost": 0"#), format!("rules[0].cost: found 0, expected {CAPACITY}")),
         (rule(r#""cost": "5""#), format!("rules[0].cost: found \"5\", expected {CAPACITY}")),

@@ -100,3 +100,40 @@ fn a_rule_that_only_watches_stands_beside_one_that_binds() {
     assert!(log[3].contains("quota=deny rule=binds"), "{}", log[3]);
     envoy.finish();
 }
+
+#[test]
+fn an_override_gives_its_callers_other_limits_or_none_at_all() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    // Ten thousand others, among which the ones that count have to be found.
+    let others = (0..10_000).map(|number| format!("other-{number}")).collect::<Vec<_>>();
+    let networks = (0..10_000).map(|number| format!("10.{}.{}.0/24", number / 256, number % 256)).collect::<Vec<_>>();
+    let rules = json!([{
+        "name": "plan", "key": [{"header": "x-api-key"}], "limits": [{"capacity": 2, "refill": "1/day"}],
+        "overrides": [
+            {"values": others, "limits": [{"capacity": 7, "refill": "1/day"}]},
+            {"cidrs": networks, "unlimited": true},
+            {"values": ["gold"], "limits": [{"capacity": 5, "refill": "1/day"}, {"capacity": 9, "refill": "1/day"}]},
+            {"cidrs": ["127.0.0.2"], "unlimited": true},
+        ],
+    }]);
+    let envoy = start(&redis, &app, &rules);
+    let with = |key: &str| Request::get("/").with("x-api-key", key);
+    let mut client = envoy.client();
+    let admitted = |client: &mut crate::support::http::Client, key: &str| {
+        (0..12).filter(|_| client.exchange(&with(key)).status() == 200).count()
+    };
+    assert_eq!(admitted(&mut client, "silver"), 2);
+    assert_eq!(admitted(&mut client, "gold"), 5);
+    assert_eq!(admitted(&mut client, "other-9999"), 7);
+    let calls = envoy.count("plan allow") + envoy.count("plan deny");
+    let mut unlimited = envoy.client_from("127.0.0.2");
+    assert_eq!(admitted(&mut unlimited, "silver"), 12);
+    assert!(is_waved_through(&unlimited.exchange(&with("silver"))));
+    envoy.wait_for_count("calls ok", |times| times == 36);
+    assert!(calls <= 36);
+    let mut keys: Vec<String> = redis.client().keys("*").unwrap();
+    keys.sort();
+    // One bucket each, and two for the plan with two limits.
+    assert_eq!(keys.len(), 4, "{keys:?}");
+    envoy.finish();
+}
