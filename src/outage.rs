@@ -71,8 +71,9 @@ impl Outage {
             return None;
         }
         *self = Self::None;
-        let seconds = last.saturating_duration_since(began).as_secs_f64();
-        Some(Line::Info(format!("Redis answers again; {failed} calls failed over {seconds:.1} s")))
+        let lasted = last.saturating_duration_since(began);
+        let (seconds, tenths) = (lasted.as_secs(), lasted.subsec_millis() / 100);
+        Some(Line::Info(format!("Redis answers again; {failed} calls failed over {seconds}.{tenths} s")))
     }
 }
 
@@ -110,7 +111,7 @@ mod tests {
                     "Redis has not answered for 20 s, 2001 calls failed, the last one: unavailable: connection refused"
                         .to_owned()
                 ),
-                Line::Info("Redis answers again; 2500 calls failed over 25.0 s".to_owned()),
+                Line::Info("Redis answers again; 2500 calls failed over 24.9 s".to_owned()),
             ]
         );
     }

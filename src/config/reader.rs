@@ -267,7 +267,10 @@ impl<'a> Node<'a> {
             Value::Null => "null".to_owned(),
             Value::Bool(value) => value.to_string(),
             Value::Integer(value) => value.to_string(),
-            Value::Float(value) => format!("{value:?}"),
+            // Writing floats would be a twentieth of the module.
+            Value::Float(value) if value.fract() != 0.0 => "a fraction".to_owned(),
+            Value::Float(value) if value.abs() < 1e30 => (*value as i128).to_string(),
+            Value::Float(_) => "a number of more than 30 digits".to_owned(),
             Value::Text(text) if text.is_empty() => "an empty text".to_owned(),
             Value::Text(text) => format!("\"{}\"", printable(text)),
             Value::List(list) => format!("a list of {}", list.len()),

@@ -165,7 +165,7 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
         ),
         (
             with(r#""redis": {"max_in_flight": 1.5}"#),
-            "redis.max_in_flight: found 1.5, expected an integer from 1 to 1000000".into(),
+            "redis.max_in_flight: found a fraction, expected an integer from 1 to 1000000".into(),
         ),
         (with(r#""redis": {"database": -1}"#), "redis.database: found -1, expected an integer from 0 to 65535".into()),
         (
@@ -398,7 +398,7 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
         ),
         (
             limit(r#"{"refill": "1/s", "capacity": 1e16}"#),
-            format!("rules[0].limits[0].capacity: found 1e16, expected {CAPACITY}"),
+            format!("rules[0].limits[0].capacity: found 10000000000000000, expected {CAPACITY}"),
         ),
         (
             limit(r#"{"refill": "1234567/365days", "capacity": 1234567}"#),
