@@ -8,6 +8,7 @@ mod identity;
 mod overrides;
 mod reader;
 mod redis;
+mod response;
 mod scope;
 
 use std::collections::HashMap;
@@ -22,6 +23,7 @@ use crate::decision::FailureMode;
 use crate::identity::Identity;
 use crate::key::{KeyPrefix, Namespace};
 use crate::quota::{Capacity, Cost, Limit, MAX_UNITS};
+use crate::response::{Reply, Style};
 use crate::rule::{Policy, Price, Rule, RuleName};
 
 /// Everything that the filter can be told.
@@ -37,6 +39,10 @@ pub struct Config {
     pub failure_mode: FailureMode,
     /// Whose address is the client's.
     pub client_ip: ClientIp,
+    /// What clients are told, where a rule says nothing else.
+    pub response: Style,
+    /// What a request is told that is refused because it could not be decided.
+    pub failure_response: Reply,
     /// The rules, at least one, of different names.
     pub rules: Vec<Rule>,
 }
@@ -108,7 +114,16 @@ impl Config {
 }
 
 fn read(document: Node<'_>) -> Option<Config> {
-    let object = document.object(&["redis", "key_prefix", "clock", "failure_mode", "client_ip", "rules"])?;
+    let object = document.object(&[
+        "redis",
+        "key_prefix",
+        "clock",
+        "failure_mode",
+        "client_ip",
+        "response",
+        "failure_response",
+        "rules",
+    ])?;
     let redis = object.get("redis").map_or_else(|| Some(Redis::default()), redis::read);
     let key_prefix = or_default(object.get("key_prefix"), |node| node.parsed(KeyPrefix::EXPECTED, KeyPrefix::new));
     let clock = or_default(object.get("clock"), |node| {
@@ -126,15 +141,28 @@ fn read(document: Node<'_>) -> Option<Config> {
         })
     });
     let client_ip = or_default(object.get("client_ip"), read_client_ip);
-    let rules = read_rules(&object, client_ip.as_ref().unwrap_or(&ClientIp::default()));
+    let style = or_default(object.get("response"), |node| response::read(node, &Style::default()));
+    let failure_response =
+        object.get("failure_response").map_or_else(|| Some(Reply::unavailable()), response::read_unavailable);
+    let common =
+        Common { client_ip: client_ip.clone().unwrap_or_default(), response: style.clone().unwrap_or_default() };
+    let rules = read_rules(&object, &common);
     Some(Config {
         redis: redis?,
         key_prefix: key_prefix?,
         clock: clock?,
         failure_mode: failure_mode?,
         client_ip: client_ip?,
+        response: style?,
+        failure_response: failure_response?,
         rules: rules?,
     })
+}
+
+/// What rules take from the document around them.
+struct Common {
+    client_ip: ClientIp,
+    response: Style,
 }
 
 /// The default where a field is not there, and what it says where it is.
@@ -182,18 +210,18 @@ fn all<T>(values: impl Iterator<Item = Option<T>>) -> Option<Vec<T>> {
     values.into_iter().collect()
 }
 
-fn read_rules(object: &Object<'_>, client_ip: &ClientIp) -> Option<Vec<Rule>> {
+fn read_rules(object: &Object<'_>, common: &Common) -> Option<Vec<Rule>> {
     let node = object.require("rules", "a list of at least one rule")?;
     let rules = node.list("rules")?;
     if rules.is_empty() {
         node.expected("at least one rule; a filter without one does nothing");
     }
     let mut named: HashMap<&str, String> = HashMap::new();
-    let rules = rules.into_iter().map(|node| read_rule(node, &mut named, client_ip));
+    let rules = rules.into_iter().map(|node| read_rule(node, &mut named, common));
     all(rules)
 }
 
-fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>, client_ip: &ClientIp) -> Option<Rule> {
+fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>, common: &Common) -> Option<Rule> {
     let object = node.object(&[
         "name",
         "namespace",
@@ -205,6 +233,7 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>, client_ip
         "overrides",
         "cost",
         "shadow",
+        "response",
     ])?;
     let name = object.require("name", RuleName::EXPECTED).and_then(|node| {
         if let Some(text) = node.text(RuleName::EXPECTED) {
@@ -228,10 +257,20 @@ fn read_rule<'a>(node: Node<'a>, named: &mut HashMap<&'a str, String>, client_ip
     };
     let (scope, identity) = (scope::read(&object), identity::read(&object));
     // Without a key there is nothing to compare an override's values with.
-    let overrides = overrides::read(&object, identity.as_ref().unwrap_or(&Identity::default()), client_ip);
+    let overrides = overrides::read(&object, identity.as_ref().unwrap_or(&Identity::default()), &common.client_ip);
     let price = or_default(object.get("cost"), read_price);
     let shadow = or_default(object.get("shadow"), |node| node.boolean());
-    let policy = Policy { scope: scope?, identity: identity?, overrides: overrides?, price: price?, shadow: shadow? };
+    let response = object
+        .get("response")
+        .map_or_else(|| Some(common.response.clone()), |node| response::read(node, &common.response));
+    let policy = Policy {
+        scope: scope?,
+        identity: identity?,
+        overrides: overrides?,
+        price: price?,
+        shadow: shadow?,
+        response: response?,
+    };
     Some(Rule::new(name?, namespace?, Rc::from(limits??), policy))
 }
 

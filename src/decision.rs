@@ -60,6 +60,8 @@ pub struct Quota {
     pub remaining: u64,
     /// The time until the bucket is full.
     pub reset_after: Duration,
+    /// The time in which an empty bucket fills.
+    pub window: Duration,
 }
 
 /// What becomes of a request.
@@ -199,7 +201,12 @@ fn longest_wait(denials: &[(usize, Quota, Wait)]) -> Option<Duration> {
 
 fn quota(limits: &[Limit], standing: &Standing) -> Option<Quota> {
     let limit = limits.get(standing.limit)?;
-    Some(Quota { capacity: limit.capacity().get(), remaining: standing.remaining, reset_after: standing.reset_after })
+    Some(Quota {
+        capacity: limit.capacity().get(),
+        remaining: standing.remaining,
+        reset_after: standing.reset_after,
+        window: limit.window(),
+    })
 }
 
 /// Compares what is left relative to the capacity, without a division: a/b < c/d where a·d < c·b.

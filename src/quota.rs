@@ -9,12 +9,21 @@
 
 use std::fmt;
 use std::num::NonZeroU64;
+use std::time::Duration;
 
 /// The largest count of units that a Lua number (an IEEE 754 double) still counts one by one: 2^53 - 1.
 pub const MAX_UNITS: u64 = (1 << 53) - 1;
 
 /// The longest period a refill may have: ten years of 365.25 days, in milliseconds.
 pub const MAX_PERIOD_MS: u64 = 315_576_000_000;
+
+/// A number above zero that a Lua number counts exactly.
+const fn countable(number: u64) -> Option<NonZeroU64> {
+    match NonZeroU64::new(number) {
+        Some(countable) if number <= MAX_UNITS => Some(countable),
+        _ => None,
+    }
+}
 
 /// How many tokens a bucket holds when it is full: 1 to 2^53 - 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,9 +32,9 @@ pub struct Capacity(NonZeroU64);
 impl Capacity {
     /// A capacity of so many tokens, or `None` where that is zero or above [`MAX_UNITS`].
     pub const fn new(tokens: u64) -> Option<Self> {
-        match NonZeroU64::new(tokens) {
-            Some(tokens) if tokens.get() <= MAX_UNITS => Some(Self(tokens)),
-            _ => None,
+        match countable(tokens) {
+            Some(tokens) => Some(Self(tokens)),
+            None => None,
         }
     }
 
@@ -101,9 +110,9 @@ impl Cost {
 
     /// A cost of so many tokens, or `None` where that is zero or above [`MAX_UNITS`].
     pub const fn new(tokens: u64) -> Option<Self> {
-        match NonZeroU64::new(tokens) {
-            Some(tokens) if tokens.get() <= MAX_UNITS => Some(Self(tokens)),
-            _ => None,
+        match countable(tokens) {
+            Some(tokens) => Some(Self(tokens)),
+            None => None,
         }
     }
 
@@ -164,6 +173,13 @@ impl Limit {
     pub const fn refill(&self) -> Refill {
         self.refill
     }
+
+    /// The time in which an empty bucket fills, in milliseconds, rounded up.
+    pub const fn window(&self) -> Duration {
+        // Fewer than 2^53 units.
+        let units = self.capacity.get().saturating_mul(self.refill.period_ms());
+        Duration::from_millis(units.div_ceil(self.refill.tokens.get()))
+    }
 }
 
 #[cfg(test)]
@@ -182,6 +198,19 @@ mod tests {
         for ((tokens, period), (units, of)) in cases {
             let refill = Refill::new(tokens, period).unwrap();
             assert_eq!((refill.tokens(), refill.period_ms()), (units, of));
+        }
+    }
+
+    #[test]
+    fn a_window_is_the_time_in_which_an_empty_bucket_fills() {
+        for ((capacity, tokens, period), milliseconds) in [
+            ((10, 2, 1000), 5000),
+            ((1, 3, 1000), 334),
+            ((1000, 1_000_000, 1000), 1),
+            ((7, 1, MAX_PERIOD_MS), 7 * MAX_PERIOD_MS),
+        ] {
+            let limit = Limit::new(Capacity::new(capacity).unwrap(), Refill::new(tokens, period).unwrap()).unwrap();
+            assert_eq!(limit.window(), Duration::from_millis(milliseconds));
         }
     }
 

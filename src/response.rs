@@ -1,22 +1,95 @@
 //! What the client gets to see: headers of an admitted request, and the replies that the filter makes itself.
 //!
-//! The `x-ratelimit-*` headers follow what limiters in this field send; `retry-after` is RFC 9110, section 10.2.3, in
-//! its form of whole seconds.
+//! The `x-ratelimit-*` headers are what limiters in this field send; `RateLimit-Policy` and `RateLimit` follow
+//! draft-ietf-httpapi-ratelimit-headers-10, as structured fields (RFC 9651); `retry-after` is RFC 9110, section 10.2.3,
+//! in its form of whole seconds.
+//!
+//! Invariant: no header comes twice, and none promises what is not so: a denial that waiting does not end has no
+//! `retry-after`, and a request that was not decided by its bucket has no quota headers.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::decision::{Quota, Verdict};
+use sfv::{Integer, KeyRef, ListSerializer, StringRef};
+
+use crate::config::Config;
+use crate::decision::{Decision, Quota, Verdict};
 
 /// A header of lower-case name.
-pub type Header = (&'static str, String);
+pub type Header = (Cow<'static, str>, String);
 
-/// Status `RESOURCE_EXHAUSTED` of gRPC.
-const GRPC_RESOURCE_EXHAUSTED: i32 = 8;
-/// Status `UNAVAILABLE` of gRPC.
-const GRPC_UNAVAILABLE: i32 = 14;
+/// What a denial looks like, and which headers tell a client where it stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Style {
+    /// How the filter's own reply looks.
+    pub reply: Reply,
+    /// Which quota headers there are.
+    pub headers: HeaderStyle,
+    /// Whether a denial says how long to wait.
+    pub retry_after: bool,
+    /// Further headers of a denial, by their names in lower case; one of them replaces one of the filter's.
+    pub set: Vec<(String, String)>,
+}
 
-/// A reply that the filter makes. The proxy gives its body the content type text/plain, and turns it into a gRPC
-/// status where the request is gRPC.
+/// How a reply of the filter looks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status, 400 to 599.
+    pub status: u16,
+    /// The body.
+    pub body: String,
+    /// The content type of the body; text/plain where there is none.
+    pub content_type: Option<String>,
+    /// The status for a gRPC request, 1 to 16.
+    pub grpc_status: u8,
+}
+
+/// Which quota headers there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeaderStyle {
+    /// `x-ratelimit-limit`, `-remaining` and `-reset`.
+    #[default]
+    XRateLimit,
+    /// `RateLimit-Policy` and `RateLimit`.
+    Ietf,
+    /// All of them.
+    Both,
+    /// None.
+    None,
+}
+
+impl Default for Style {
+    fn default() -> Self {
+        Self {
+            reply: Reply { status: 429, body: "rate limit exceeded\n".to_owned(), content_type: None, grpc_status: 8 },
+            headers: HeaderStyle::default(),
+            retry_after: true,
+            set: Vec::new(),
+        }
+    }
+}
+
+impl Reply {
+    /// What a request is told that is refused because it could not be decided.
+    pub fn unavailable() -> Self {
+        Self { status: 503, body: "rate limit unavailable\n".to_owned(), content_type: None, grpc_status: 14 }
+    }
+
+    fn with(&self, details: &'static str, mut headers: Vec<Header>) -> LocalReply {
+        if let Some(content_type) = &self.content_type {
+            headers.push(("content-type".into(), content_type.clone()));
+        }
+        LocalReply {
+            status: self.status.into(),
+            details,
+            headers,
+            body: self.body.clone(),
+            grpc_status: self.grpc_status.into(),
+        }
+    }
+}
+
+/// A reply that the filter makes. The proxy turns it into a gRPC status where the request is gRPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalReply {
     /// The HTTP status.
@@ -26,46 +99,79 @@ pub struct LocalReply {
     /// Headers besides those that the proxy adds.
     pub headers: Vec<Header>,
     /// The body.
-    pub body: &'static str,
+    pub body: String,
     /// The status for a gRPC request.
     pub grpc_status: i32,
 }
 
-/// The headers that tell a client where it stands. Set on the response, they replace those of the upstream.
-pub fn quota_headers(quota: &Quota) -> [Header; 3] {
-    [
-        ("x-ratelimit-limit", quota.capacity.to_string()),
-        ("x-ratelimit-remaining", quota.remaining.to_string()),
-        ("x-ratelimit-reset", whole_seconds(quota.reset_after).to_string()),
-    ]
+/// What to do to a request that is decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It goes on; its response gets these headers, in place of the upstream's of the same names.
+    Continue(Vec<Header>),
+    /// It is answered so.
+    Reply(LocalReply),
 }
 
-/// The reply to a request that does not go on, or `None` where it does.
-pub fn local_reply(verdict: &Verdict) -> Option<LocalReply> {
-    match verdict {
-        Verdict::Allow(_) | Verdict::Watched | Verdict::FailAllow => None,
+/// What to do to a request for which this was decided.
+pub fn answer(config: &Config, decision: &Decision) -> Answer {
+    let rule = config.rules.get(decision.rule);
+    let style = rule.map_or(&config.response, |rule| rule.response());
+    let name = rule.map_or("", |rule| rule.name().as_str());
+    match &decision.verdict {
+        Verdict::Allow(quota) => Answer::Continue(quota_headers(style.headers, name, quota)),
+        Verdict::Watched | Verdict::FailAllow => Answer::Continue(Vec::new()),
         Verdict::Deny { quota, retry_after } => {
-            let mut headers = Vec::from(quota_headers(quota));
-            if let Some(wait) = retry_after {
-                headers.push(("retry-after", whole_seconds(*wait).max(1).to_string()));
-            }
-            headers.push(("x-envoy-ratelimited", "true".to_owned()));
-            Some(LocalReply {
-                status: 429,
-                details: "meshquota_denied",
-                headers,
-                body: "rate limit exceeded\n",
-                grpc_status: GRPC_RESOURCE_EXHAUSTED,
-            })
+            Answer::Reply(style.reply.with("meshquota_denied", denial_headers(style, name, quota, *retry_after)))
         }
-        Verdict::FailDeny => Some(LocalReply {
-            status: 503,
-            details: "meshquota_unavailable",
-            headers: Vec::new(),
-            body: "rate limit unavailable\n",
-            grpc_status: GRPC_UNAVAILABLE,
-        }),
+        Verdict::FailDeny => Answer::Reply(config.failure_response.with("meshquota_unavailable", Vec::new())),
     }
+}
+
+fn denial_headers(style: &Style, rule: &str, quota: &Quota, retry_after: Option<Duration>) -> Vec<Header> {
+    let mut headers = quota_headers(style.headers, rule, quota);
+    if let Some(wait) = retry_after.filter(|_| style.retry_after) {
+        headers.push(("retry-after".into(), whole_seconds(wait).max(1).to_string()));
+    }
+    headers.push(("x-envoy-ratelimited".into(), "true".to_owned()));
+    headers.retain(|(name, _)| style.set.iter().all(|(other, _)| other != name));
+    headers.extend(style.set.iter().map(|(name, value)| (Cow::Owned(name.clone()), value.clone())));
+    headers
+}
+
+/// The headers that tell a client where it stands.
+fn quota_headers(style: HeaderStyle, rule: &str, quota: &Quota) -> Vec<Header> {
+    let mut headers = Vec::new();
+    let reset = whole_seconds(quota.reset_after);
+    if matches!(style, HeaderStyle::XRateLimit | HeaderStyle::Both) {
+        headers.push(("x-ratelimit-limit".into(), quota.capacity.to_string()));
+        headers.push(("x-ratelimit-remaining".into(), quota.remaining.to_string()));
+        headers.push(("x-ratelimit-reset".into(), reset.to_string()));
+    }
+    if matches!(style, HeaderStyle::Ietf | HeaderStyle::Both) {
+        const QUOTA: &KeyRef = KeyRef::constant("q");
+        const WINDOW: &KeyRef = KeyRef::constant("w");
+        const REMAINING: &KeyRef = KeyRef::constant("r");
+        const RESET: &KeyRef = KeyRef::constant("t");
+        let window = whole_seconds(quota.window).max(1);
+        let policy = item(rule, [(QUOTA, quota.capacity), (WINDOW, window)]);
+        let standing = item(rule, [(REMAINING, quota.remaining), (RESET, reset)]);
+        headers.extend(policy.map(|value| ("ratelimit-policy".into(), value)));
+        headers.extend(standing.map(|value| ("ratelimit".into(), value)));
+    }
+    headers
+}
+
+/// A list of one item: a rule's name with parameters. A number that a structured field cannot hold is the largest that it
+/// can.
+fn item(rule: &str, parameters: [(&KeyRef, u64); 2]) -> Option<String> {
+    let mut list = ListSerializer::new();
+    let mut item = list.bare_item(StringRef::from_str(rule).ok()?);
+    for (key, number) in parameters {
+        let number = i64::try_from(number).ok().and_then(|number| Integer::try_from(number).ok());
+        item = item.parameter(key, number.unwrap_or(Integer::MAX));
+    }
+    list.finish()
 }
 
 /// Whole seconds, rounded up: who waits so long has waited long enough.
@@ -77,7 +183,34 @@ fn whole_seconds(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    const QUOTA: Quota = Quota { capacity: 10, remaining: 3, reset_after: Duration::from_millis(3001) };
+    const QUOTA: Quota = Quota {
+        capacity: 10,
+        remaining: 3,
+        reset_after: Duration::from_millis(3001),
+        window: Duration::from_millis(5000),
+    };
+
+    /// What a request is told, a line a header; replies begin with status, details, gRPC status and body.
+    fn told(fields: &str, verdict: Verdict) -> String {
+        let json =
+            format!(r#"{{{fields} "rules": [{{"name": "a", "limits": [{{"capacity": 10, "refill": "2/s"}}]}}]}}"#);
+        let config = Config::from_json(json.as_bytes()).unwrap();
+        let (first, headers) = match answer(&config, &Decision { verdict, rule: 0, would_deny: None }) {
+            Answer::Continue(headers) => ("continue".to_owned(), headers),
+            Answer::Reply(LocalReply { status, details, headers, body, grpc_status }) => {
+                (format!("{status} {details} {grpc_status} {body:?}"), headers)
+            }
+        };
+        let lines = headers.into_iter().map(|(name, value)| format!("{name}: {value}"));
+        std::iter::once(first).chain(lines).collect::<Vec<_>>().join("\n")
+    }
+
+    fn denied(milliseconds: Option<u64>) -> Verdict {
+        Verdict::Deny { quota: QUOTA, retry_after: milliseconds.map(Duration::from_millis) }
+    }
+
+    const THREE: &str = "x-ratelimit-limit: 10\nx-ratelimit-remaining: 3\nx-ratelimit-reset: 4";
+    const TWO: &str = "ratelimit-policy: \"a\";q=10;w=5\nratelimit: \"a\";r=3;t=4";
 
     #[test]
     fn seconds_are_whole_and_rounded_up() {
@@ -87,33 +220,72 @@ mod tests {
     }
 
     #[test]
-    fn an_admitted_request_learns_its_limit_what_is_left_and_when_it_is_full_again() {
-        let expected = [("x-ratelimit-limit", "10"), ("x-ratelimit-remaining", "3"), ("x-ratelimit-reset", "4")];
-        assert_eq!(quota_headers(&QUOTA), expected.map(|(name, value)| (name, value.to_owned())));
+    fn an_admitted_request_learns_where_it_stands_in_the_style_that_is_wanted() {
+        let allowed = || Verdict::Allow(QUOTA);
+        assert_eq!(told("", allowed()), format!("continue\n{THREE}"));
+        assert_eq!(told(r#""response": {"headers": "ietf"},"#, allowed()), format!("continue\n{TWO}"));
+        assert_eq!(told(r#""response": {"headers": "both"},"#, allowed()), format!("continue\n{THREE}\n{TWO}"));
+        assert_eq!(told(r#""response": {"headers": "none"},"#, allowed()), "continue");
+        assert_eq!(told("", Verdict::FailAllow), "continue");
+        assert_eq!(told("", Verdict::Watched), "continue");
     }
 
     #[test]
     fn a_denial_says_how_long_to_wait_unless_waiting_never_helps() {
-        let header = |retry_after| {
-            let reply = local_reply(&Verdict::Deny { quota: QUOTA, retry_after }).unwrap();
-            assert_eq!((reply.status, reply.grpc_status), (429, 8));
-            assert!(reply.headers.contains(&("x-envoy-ratelimited", "true".to_owned())));
-            let found = reply.headers.into_iter().find(|(name, _)| *name == "retry-after");
-            found.map(|(_, value)| value)
-        };
-        assert_eq!(header(Some(Duration::from_millis(1500))).as_deref(), Some("2"));
-        assert_eq!(header(Some(Duration::from_micros(1))).as_deref(), Some("1"));
-        assert_eq!(header(Some(Duration::ZERO)).as_deref(), Some("1"));
-        assert_eq!(header(None), None);
+        let reply = "429 meshquota_denied 8 \"rate limit exceeded\\n\"";
+        let with = |wait: &str| format!("{reply}\n{THREE}\n{wait}x-envoy-ratelimited: true");
+        assert_eq!(told("", denied(Some(1500))), with("retry-after: 2\n"));
+        assert_eq!(told("", denied(Some(1))), with("retry-after: 1\n"));
+        assert_eq!(told("", denied(Some(0))), with("retry-after: 1\n"));
+        assert_eq!(told("", denied(None)), with(""));
+        assert_eq!(told(r#""response": {"retry_after": false},"#, denied(Some(1500))), with(""));
+        let bare = format!("{reply}\nretry-after: 2\nx-envoy-ratelimited: true");
+        assert_eq!(told(r#""response": {"headers": "none"},"#, denied(Some(1500))), bare);
+    }
+
+    #[test]
+    fn a_denial_looks_as_configured_and_no_header_comes_twice() {
+        let response = r#""response": {"status": 403, "body": "{}", "content_type": "application/json", "grpc_status": 7,
+            "set": {"X-Ratelimit-Limit": "many", "access-control-expose-headers": "retry-after"}},"#;
+        let expected = "403 meshquota_denied 7 \"{}\"\nx-ratelimit-remaining: 3\nx-ratelimit-reset: 4\nretry-after: 2\n\
+            x-envoy-ratelimited: true\nx-ratelimit-limit: many\naccess-control-expose-headers: retry-after\n\
+            content-type: application/json";
+        assert_eq!(told(response, denied(Some(1500))), expected);
     }
 
     #[test]
     fn a_request_that_cannot_be_decided_is_never_called_denied() {
-        let reply = local_reply(&Verdict::FailDeny).unwrap();
-        assert_eq!((reply.status, reply.grpc_status), (503, 14));
-        assert_eq!(reply.headers, []);
-        assert_eq!(local_reply(&Verdict::FailAllow), None);
-        assert_eq!(local_reply(&Verdict::Watched), None);
-        assert_eq!(local_reply(&Verdict::Allow(QUOTA)), None);
+        let expected = "503 meshquota_unavailable 14 \"rate limit unavailable\\n\"";
+        assert_eq!(told(r#""response": {"status": 403},"#, Verdict::FailDeny), expected);
+        let configured =
+            r#""failure_response": {"status": 500, "body": "x", "content_type": "text/html", "grpc_status": 13},"#;
+        assert_eq!(told(configured, Verdict::FailDeny), "500 meshquota_unavailable 13 \"x\"\ncontent-type: text/html");
+    }
+
+    #[test]
+    fn a_number_that_a_structured_field_cannot_hold_is_the_largest_that_it_can() {
+        let quota = Quota { capacity: crate::quota::MAX_UNITS, ..QUOTA };
+        let headers = quota_headers(HeaderStyle::Ietf, "a", &quota);
+        assert_eq!(headers[0].1, "\"a\";q=999999999999999;w=5");
+    }
+
+    #[test]
+    fn a_rule_answers_in_its_own_style_merged_into_the_common_one() {
+        let config = Config::from_json(
+            br#"{"response": {"status": 403, "body": "common", "set": {"x-a": "1", "x-b": "1"}}, "rules": [
+                {"name": "a", "limits": [{"refill": "1/s"}]},
+                {"name": "b", "limits": [{"refill": "1/s"}], "response": {"body": "own", "set": {"X-B": "2"}}}
+            ]}"#,
+        )
+        .unwrap();
+        let looks = |rule| match answer(&config, &Decision { verdict: denied(None), rule, would_deny: None }) {
+            Answer::Reply(reply) => {
+                let set = reply.headers.into_iter().filter(|(name, _)| matches!(&**name, "x-a" | "x-b"));
+                (reply.status, reply.body, set.map(|(_, value)| value).collect::<Vec<_>>().join(" "))
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(looks(0), (403, "common".to_owned(), "1 1".to_owned()));
+        assert_eq!(looks(1), (403, "own".to_owned(), "1 2".to_owned()));
     }
 }

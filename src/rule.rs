@@ -12,6 +12,7 @@ use crate::key::{Keys, Namespace};
 use crate::overrides::{Allowance, Overrides};
 use crate::quota::{Cost, Limit, MAX_UNITS};
 use crate::request::{Facts, Request};
+use crate::response::Style;
 
 /// What a rule is called in metrics, logs and keys: 1 to 64 of the characters a-z 0-9 _ -.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,6 +56,8 @@ pub struct Policy {
     pub price: Price,
     /// Whether it only watches: it counts, and never denies.
     pub shadow: bool,
+    /// What clients are told.
+    pub response: Style,
 }
 
 /// What a request costs.
@@ -134,6 +137,11 @@ impl Rule {
     pub fn limits(&self) -> &[Limit] {
         &self.limits
     }
+
+    /// What clients are told that it admits or denies.
+    pub const fn response(&self) -> &Style {
+        &self.policy.response
+    }
 }
 
 /// What one rule takes for one request.
@@ -183,7 +191,7 @@ pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
 impl Rule {
     /// What becomes of this rule for a request; nothing where the rule is not for it.
     fn apply(&self, place: usize, config: &Config, request: &Request<'_>) -> Option<Application> {
-        let Policy { scope, identity, overrides, price, shadow } = &self.policy;
+        let Policy { scope, identity, overrides, price, shadow, response: _ } = &self.policy;
         if !scope.includes(request) {
             return None;
         }

@@ -200,6 +200,20 @@ impl<'a> Node<'a> {
         Some(self.elements())
     }
 
+    /// The fields of an object whose names are not known before, which have to differ.
+    pub fn fields(&self, what: &str) -> Option<Vec<(&'a str, Node<'a>)>> {
+        let Value::Object(fields) = self.value else {
+            self.expected(what);
+            return None;
+        };
+        for (place, (name, _)) in fields.iter().enumerate() {
+            if fields.iter().take(place).any(|(other, _)| other.eq_ignore_ascii_case(name)) {
+                self.fault(format!("the field \"{}\" is there twice", printable(name)));
+            }
+        }
+        Some(fields.iter().filter_map(|(name, _)| Some((name.as_str(), self.field(name)?))).collect())
+    }
+
     /// Whether the value is a list.
     pub const fn is_list(&self) -> bool {
         matches!(self.value, Value::List(_))

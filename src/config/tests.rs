@@ -124,7 +124,7 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
         (with(r#""Failure_Mode": "deny""#), r#"unknown field "Failure_Mode", did you mean "failure_mode"?"#.into()),
         (
             with(r#""zzz": 1"#),
-            r#"unknown field "zzz", expected one of redis, key_prefix, clock, failure_mode, client_ip, rules"#.into(),
+            r#"unknown field "zzz", expected one of redis, key_prefix, clock, failure_mode, client_ip, response, failure_response, rules"#.into(),
         ),
         (with(r#""clock": "redis", "clock": "proxy""#), r#"the field "clock" is there twice"#.into()),
         (with(r#""clock": "utc""#), r#"clock: found "utc", expected "redis" or "proxy""#.into()),
@@ -297,6 +297,34 @@ fn a_wrong_document_is_told_where_and_what_and_what_else() {
             ),
             "rules[0].namespace: an empty namespace goes with one limit only, since its key has no number".into(),
         ),
+        // What clients are told.
+        (with(r#""response": 403"#), "response: found 403, expected an object".into()),
+        (
+            with(r#""response": {"status": 200, "grpc_status": 0, "headers": "x", "retry_after": 1}"#),
+            "response.status: found 200, expected an integer from 400 to 599\n\
+             response.grpc_status: found 0, expected an integer from 1 to 16\n\
+             response.headers: found \"x\", expected \"x-ratelimit\", \"ietf\", \"both\" or \"none\"\n\
+             response.retry_after: found 1, expected true or false"
+                .into(),
+        ),
+        (
+            with(r#""response": {"content_type": "json", "set": {"x-a": "1", "X-A": "2"}}"#),
+            "response.content_type: found \"json\", expected a content type, such as \"application/json\"\n\
+             response.set: the field \"X-A\" is there twice"
+                .into(),
+        ),
+        (
+            with(r#""response": {"set": {"Content-Type": "a/b", "x-b": "\u00e9"}}"#),
+            "response.set.Content-Type: expected the name of a header that is not content-type (there is a field for it), \
+             content-length, transfer-encoding or connection\n\
+             response.set.x-b: found \"é\", expected the value of a header, of printable ASCII characters"
+                .into(),
+        ),
+        (
+            with(r#""failure_response": {"retry_after": true}"#),
+            "failure_response: unknown field \"retry_after\", expected one of status, body, content_type, grpc_status".into(),
+        ),
+        (rule(r#""response": {"status": "429"}"#), "rules[0].response.status: found \"429\", expected an integer from 400 to 599".into()),
         // What it costs, and whether it counts.
         (rule(r#""cost": 0"#), format!("rules[0].cost: found 0, expected {CAPACITY}")),
         (rule(r#""cost": "5""#), format!("rules[0].cost: found \"5\", expected {CAPACITY}")),

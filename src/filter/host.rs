@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use proxy_wasm::types::{BufferType, LogLevel, MapType};
 
-use crate::response::LocalReply;
+use crate::response::{Header, LocalReply};
 use crate::stats::{Metric, MetricType};
 
 /// A status other than OK. What it was changes nothing for a caller, except that the call did not happen.
@@ -173,7 +173,7 @@ pub fn send_local_reply(reply: &LocalReply) -> Result<(), Refused> {
 
 /// Headers as the ABI wants them: their number, the sizes of each name and value, then the texts, each ended by a zero
 /// byte. Numbers are of 32 bits, least significant byte first.
-fn serialized(headers: &[(&str, String)]) -> Vec<u8> {
+fn serialized(headers: &[Header]) -> Vec<u8> {
     fn number(size: usize) -> [u8; 4] {
         u32::try_from(size).unwrap_or(u32::MAX).to_le_bytes()
     }
@@ -183,7 +183,7 @@ fn serialized(headers: &[(&str, String)]) -> Vec<u8> {
         bytes.extend(number(value.len()));
     }
     for (name, value) in headers {
-        for text in [name, value.as_str()] {
+        for text in [&**name, value.as_str()] {
             bytes.extend_from_slice(text.as_bytes());
             bytes.push(0);
         }

@@ -8,9 +8,8 @@ use proxy_wasm::types::{Action, MapType};
 
 use super::host;
 use super::worker::{Worker, set};
-use crate::decision::{Decision, Verdict};
 use crate::request::Facts;
-use crate::response::{Header, local_reply, quota_headers};
+use crate::response::{Answer, Header};
 
 /// Where a request is.
 pub enum Phase {
@@ -18,22 +17,12 @@ pub enum Phase {
     New,
     /// It is paused until its decision comes.
     Waiting,
-    /// It was admitted; the response gets these headers.
-    Admitted([Header; 3]),
-    /// It goes on without a trace: no rule applies, or the failure mode let it through.
+    /// It was let through; the response gets these headers.
+    Admitted(Vec<Header>),
+    /// It goes on, since no rule applies.
     Passed,
     /// The filter has answered it. What comes back is that answer.
     Answered,
-}
-
-impl Phase {
-    /// The phase of a request that goes on.
-    pub fn of(decision: &Decision) -> Self {
-        match &decision.verdict {
-            Verdict::Allow(quota) => Self::Admitted(quota_headers(quota)),
-            Verdict::Watched | Verdict::FailAllow | Verdict::FailDeny | Verdict::Deny { .. } => Self::Passed,
-        }
-    }
 }
 
 /// The request of the effective context, asked from the proxy.
@@ -94,12 +83,12 @@ impl HttpContext for Http {
             };
         };
         worker.log_decision(&decision);
-        match local_reply(&decision.verdict) {
-            None => {
-                set(&self.phase, Phase::of(&decision));
+        match worker.answer(&decision) {
+            Answer::Continue(headers) => {
+                set(&self.phase, Phase::Admitted(headers));
                 Action::Continue
             }
-            Some(reply) => {
+            Answer::Reply(reply) => {
                 set(&self.phase, Phase::Answered);
                 let _ = host::send_local_reply(&reply);
                 Action::Pause

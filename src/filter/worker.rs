@@ -14,7 +14,7 @@ use crate::decision::Decision;
 use crate::limiter::{Admission, Effect, Limiter, RequestId};
 use crate::outage::Line;
 use crate::request::Facts;
-use crate::response::local_reply;
+use crate::response::{self, Answer};
 use crate::stats::{Change, Stats};
 
 /// The time between ticks while nothing is under way. Only a guard: whatever needs one sooner asks for it.
@@ -231,18 +231,24 @@ impl Worker {
         let Some(phase) = phase else { return };
         if host::set_effective_context(id).is_ok() {
             self.log_decision(decision);
-            match local_reply(&decision.verdict) {
-                None => {
-                    set(&phase, Phase::of(decision));
+            match self.answer(decision) {
+                Answer::Continue(headers) => {
+                    set(&phase, Phase::Admitted(headers));
                     let _ = host::continue_request();
                 }
-                Some(reply) => {
+                Answer::Reply(reply) => {
                     set(&phase, Phase::Answered);
                     let _ = host::send_local_reply(&reply);
                 }
             }
         }
         let _ = host::set_effective_context(effective);
+    }
+
+    /// What to do to a request for which this was decided.
+    pub fn answer(&self, decision: &Decision) -> Answer {
+        let answer = self.with(|state| response::answer(state.limiter.config(), decision));
+        answer.unwrap_or(Answer::Continue(Vec::new()))
     }
 
     /// Writes a decision where an access log finds it. The request's context is the effective one.
