@@ -155,6 +155,8 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("client_ip", "{}".to_owned()),
         ("client_ip.ipv4_prefix", prefixes.ipv4.to_string()),
         ("client_ip.ipv6_prefix", prefixes.ipv6.to_string()),
+        ("response", "see below".to_owned()),
+        ("failure_response", "see below".to_owned()),
         ("rules[].name", String::new()),
         ("rules[].namespace", "the name".to_owned()),
         ("rules[].match", "every request".to_owned()),
@@ -165,6 +167,7 @@ fn the_documented_defaults_are_those_of_the_code() {
         ("rules[].limits[].capacity", "one second's refill".to_owned()),
         ("rules[].overrides", "none".to_owned()),
         ("rules[].cost", "1".to_owned()),
+        ("rules[].response", "response".to_owned()),
         ("rules[].shadow", "false".to_owned()),
     ];
     let mut documented = documented_fields(&read("README.md"));

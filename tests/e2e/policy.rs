@@ -137,3 +137,80 @@ fn an_override_gives_its_callers_other_limits_or_none_at_all() {
     assert_eq!(keys.len(), 4, "{keys:?}");
     envoy.finish();
 }
+
+#[test]
+fn a_denial_looks_as_it_is_configured_and_each_header_comes_once() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let envoy = Setup::new(redis.port(), &app)
+        .configuration(json!({
+            "redis": {"timeout": PATIENT},
+            "response": {
+                "status": 403, "body": "{\"error\": \"quota\"}", "content_type": "application/json", "grpc_status": 9,
+                "headers": "both", "set": {"access-control-expose-headers": "retry-after, ratelimit"},
+            },
+            "rules": [{"name": "per-ip", "limits": [{"capacity": 2, "refill": "1/min"}]}],
+        }))
+        .start();
+    let mut client = envoy.client();
+    let admitted = client.get("/");
+    assert_eq!(quota(&admitted), Some((2, 1)));
+    assert_eq!(admitted.all("ratelimit-policy"), ["\"per-ip\";q=2;w=120"]);
+    assert_eq!(admitted.all("ratelimit"), ["\"per-ip\";r=1;t=60"]);
+    assert_eq!(client.get("/").status(), 200);
+    let denied = client.get("/");
+    assert_eq!((denied.status(), denied.text().as_str()), (403, "{\"error\": \"quota\"}"));
+    assert_eq!(denied.all("content-type"), ["application/json"]);
+    assert_eq!(denied.all("access-control-expose-headers"), ["retry-after, ratelimit"]);
+    assert_eq!(denied.all("ratelimit"), ["\"per-ip\";r=0;t=120"]);
+    assert_eq!(denied.all("retry-after").len(), 1);
+    // The connection stays usable, and a HEAD has no body.
+    let head = client.exchange(&Request::new("HEAD", "/"));
+    assert_eq!((head.status(), head.text().as_str()), (403, ""));
+    let grpc = Request::new("POST", "/service/Method").with("content-type", "application/grpc");
+    assert_eq!(client.exchange(&grpc).header("grpc-status").as_deref(), Some("9"));
+    envoy.finish();
+}
+
+#[test]
+fn quota_headers_can_be_left_out_and_a_rule_may_answer_in_its_own_way() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let envoy = Setup::new(redis.port(), &app)
+        .configuration(json!({
+            "redis": {"timeout": PATIENT},
+            "response": {"headers": "none", "body": "common"},
+            "rules": [
+                {"name": "a", "match": {"path": "/a"}, "limits": [{"capacity": 1, "refill": "1/day"}]},
+                {"name": "b", "match": {"path": "/b"}, "limits": [{"capacity": 1, "refill": "1/day"}],
+                 "response": {"retry_after": false, "headers": "ietf"}},
+            ],
+        }))
+        .start();
+    let mut client = envoy.client();
+    assert!(is_waved_through(&client.get("/a")) && is_waved_through(&client.get("/b")));
+    let (a, b) = (client.get("/a"), client.get("/b"));
+    assert_eq!((a.status(), a.text().as_str(), b.text().as_str()), (429, "common", "common"));
+    assert!(a.number("retry-after").is_some() && a.all("ratelimit").is_empty());
+    assert!(b.number("retry-after").is_none() && b.all("ratelimit").len() == 1);
+    assert_eq!((quota(&a), quota(&b)), (None, None));
+    envoy.finish();
+}
+
+#[test]
+fn a_request_that_cannot_be_decided_is_refused_as_it_is_configured() {
+    let (mut redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    redis.kill();
+    let mut envoy = Setup::new(redis.port(), &app)
+        .configuration(json!({
+            "failure_mode": "deny",
+            "failure_response": {"status": 500, "body": "later", "content_type": "text/html", "grpc_status": 13},
+            "rules": [{"name": "per-ip", "limits": [{"capacity": 1, "refill": "1/day"}]}],
+        }))
+        .unconnected()
+        .start();
+    envoy.expect_5xx(1);
+    let refused = envoy.get("/");
+    assert_eq!((refused.status(), refused.text().as_str()), (500, "later"));
+    assert_eq!(refused.all("content-type"), ["text/html"]);
+    assert!(refused.number("retry-after").is_none() && quota(&refused).is_none());
+    envoy.finish();
+}
