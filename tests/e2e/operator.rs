@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::support::app::App;
-use crate::support::envoy::{Document, PATIENT, Setup};
+use crate::support::envoy::{PATIENT, Setup};
 use crate::support::http::{Client, Request};
 use crate::support::server::{Kind, Server, wait_until};
 use crate::support::shim::{Mode, Shim};
@@ -115,18 +115,13 @@ fn a_request_that_is_let_through_is_told_apart_in_the_access_log() {
     envoy.finish();
 }
 
-/// As a deployment that wants no surprises would run it.
-fn verbose(document: &mut Document) {
-    document.0["admin"]["ignore_global_conn_limit"] = json!(true);
-}
-
 #[test]
 fn no_request_writes_a_line_to_the_log_and_none_names_a_client_a_key_or_a_password() {
     let (redis, app) = (Server::start(Kind::Redis, &["--requirepass", "open-sesame"]), App::start());
     let shim = Shim::before(redis.port());
     let mut configuration = slow(100, "200ms");
     configuration["redis"]["password"] = json!("open-sesame");
-    let envoy = Setup::new(shim.port(), &app).configuration(configuration).tweak(verbose).start();
+    let envoy = Setup::new(shim.port(), &app).configuration(configuration).start();
     let mut client = envoy.client_from("127.0.0.9");
     for _ in 0..150 {
         client.get("/");

@@ -56,6 +56,7 @@ fn two_envoys_of_two_workers_admit_together_exactly_what_the_bucket_holds() {
             let mut names = envoy.counts().into_keys().filter(|name| name != "calls noscript").collect::<Vec<_>>();
             names.retain(|name| !["per-ip allow", "per-ip deny", "calls ok"].contains(&name.as_str()));
             assert_eq!(names, [""; 0]);
+            assert_eq!(envoy.statistic("cluster.meshquota_redis.upstream_cx_total"), 2, "one connection a worker");
             for worker in 0..2 {
                 let name = format!("listener.127.0.0.1_0.worker_{worker}.downstream_cx_total");
                 assert!(envoy.statistic(&name) > 0, "worker {worker} had nothing to do");
