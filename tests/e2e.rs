@@ -28,6 +28,8 @@ mod totals;
 mod login;
 #[path = "e2e/outage.rs"]
 mod outage;
+#[path = "e2e/proxied.rs"]
+mod proxied;
 #[path = "e2e/refusals.rs"]
 mod refusals;
 #[path = "e2e/wire.rs"]
