@@ -240,17 +240,20 @@ fn an_idle_connection_that_the_server_closes_costs_no_request() {
 
 #[test]
 fn a_worker_that_stalled_does_not_blame_redis() {
-    let scene = Scene::set("200ms");
-    scene.shim.set(Mode::Hold);
-    let sent = scene.shim.count("EVALSHA");
-    let mut client = scene.envoy.client();
-    client.send(&Request::get("/"));
-    scene.shim.wait_for("EVALSHA", sent + 1);
-    scene.envoy.freeze();
-    // The answer lies in the worker's socket well before the deadline, and the worker sleeps past it.
-    scene.shim.set(Mode::Pass);
-    std::thread::sleep(Duration::from_millis(500));
-    scene.envoy.thaw();
-    assert!(quota(&client.receive()).is_some(), "it was answered in time");
+    let scene = Scene::set("500ms");
+    // What the worker looks at first when it wakes is a matter of luck: its clock, or its sockets.
+    for _ in 0..4 {
+        scene.shim.set(Mode::Hold);
+        let sent = scene.shim.count("EVALSHA");
+        let mut client = scene.envoy.client();
+        client.send(&Request::get("/"));
+        scene.shim.wait_for("EVALSHA", sent + 1);
+        scene.envoy.freeze();
+        // The answer lies in the worker's socket well before the deadline, and the worker sleeps past it.
+        scene.shim.set(Mode::Pass);
+        std::thread::sleep(Duration::from_millis(700));
+        scene.envoy.thaw();
+        assert!(quota(&client.receive()).is_some(), "it was answered in time");
+    }
     scene.close();
 }
