@@ -1,12 +1,16 @@
 //! Several rules, and several limits of one.
 
+use std::time::Duration;
+
 use redis::Commands;
 use serde_json::json;
 
 use crate::quota;
 use crate::support::app::App;
 use crate::support::envoy::{PATIENT, Setup};
+use crate::support::http::Request;
 use crate::support::server::{Kind, Server, wait_until};
+use crate::support::shim::{Mode, Shim};
 
 /// The whole tokens in the bucket of the client on 127.0.0.1 under that name and limit.
 fn tokens(redis: &Server, namespace: &str, limit: usize) -> u64 {
@@ -50,6 +54,47 @@ fn all_rules_must_admit_and_what_a_denied_request_took_is_given_back() {
     let log = envoy.wait_for_access_log(8);
     assert!(log[0].ends_with("quota=allow rule=narrow remaining=2"), "{}", log[0]);
     assert!(log[7].ends_with("quota=deny rule=narrow remaining=0"), "{}", log[7]);
+    envoy.finish();
+}
+
+#[test]
+fn what_is_given_back_goes_out_though_another_request_is_admitted_in_the_same_turn() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let shim = Shim::before(redis.port());
+    let envoy = Setup::new(shim.port(), &app)
+        .configuration(json!({
+            "redis": {"timeout": PATIENT},
+            "rules": [
+                {"name": "wide", "limits": [{"capacity": 100, "refill": "1/day"}]},
+                {"name": "narrow", "limits": [{"capacity": 1, "refill": "1/day"}]},
+            ],
+        }))
+        .start();
+    assert_eq!(envoy.get("/").status(), 200);
+    shim.forget();
+    shim.set(Mode::Hold);
+    let mut denied = envoy.client();
+    denied.send(&Request::get("/"));
+    shim.wait_for("EVALSHA", 2);
+    let mut admitted = envoy.client_from("127.0.0.2");
+    admitted.send(&Request::get("/"));
+    shim.wait_for("EVALSHA", 4);
+    // All four replies lie in the worker's socket when it wakes: it denies, admits, and gives back, in one turn.
+    envoy.freeze();
+    shim.set(Mode::Pass);
+    std::thread::sleep(Duration::from_millis(100));
+    envoy.thaw();
+    assert_eq!(denied.receive().status(), 429);
+    assert_eq!(quota(&admitted.receive()), Some((1, 0)));
+    envoy.expect_counts(&[
+        ("wide allow", 3),
+        ("narrow allow", 2),
+        ("narrow deny", 1),
+        ("given_back", 1),
+        ("calls ok", 7),
+        ("calls noscript", 2),
+    ]);
+    assert_eq!(tokens(&redis, "wide", 0), 99);
     envoy.finish();
 }
 
