@@ -218,7 +218,7 @@ impl<T> Exchange<T> {
         }
         if self.in_flight() == 0 {
             // Before the first call nothing asked for ticks, so the time until now says nothing about the worker.
-            self.last_turn = now;
+            self.turn(now);
         }
         if self.backoff.used() && matches!(self.link, Link::Down { .. }) {
             // What the last attempt found was for nobody, and may be long past.
@@ -259,7 +259,7 @@ impl<T> Exchange<T> {
         if let Link::Idle { .. } | Link::Down { .. } = self.link {
             return;
         }
-        self.last_turn = now;
+        self.turn(now);
         // A server may speak before the tunnel has reported that it is connected.
         self.connected(now);
         self.replies.push(bytes);
@@ -473,6 +473,12 @@ impl<T> Exchange<T> {
                 self.effects.push_back(Effect::Answer { who: waiting.who, answer, took });
             }
         }
+    }
+
+    /// The worker has a turn, and has seen to its sockets.
+    fn turn(&mut self, now: Instant) {
+        self.last_turn = now;
+        self.postponed = false;
     }
 
     /// Whether the worker itself has been away, so that replies may lie unread in its sockets. Deadlines wait for one

@@ -506,7 +506,14 @@ fn a_stream_that_stalls_is_given_up_and_a_new_one_opened() {
 #[test]
 fn a_worker_that_was_away_reads_its_sockets_before_it_calls_a_reply_late() {
     check(&settings(), &[Wait(1), Connected, Call(1), Away(80), Hear(OK)], "open EVALSHA", &[(1, FIVE)]);
-    // Once, not for ever.
+    // Each time that it was away…
+    check(
+        &settings(),
+        &[Wait(1), Connected, Call(1), Away(80), Hear(OK), Call(2), Away(80), Hear(OK)],
+        "open EVALSHA EVALSHA",
+        &[(1, FIVE), (2, FIVE)],
+    );
+    // …but not for ever.
     check(&settings(), &[Wait(1), Connected, Call(1), Away(80), Away(80)], "open EVALSHA", &[(1, LATE)]);
 }
 
