@@ -108,7 +108,7 @@ pub struct Counts {
     pub noscript: u64,
     /// Replies that came after their call's deadline.
     pub late: u64,
-    /// Connections made after the first one.
+    /// Connections made after the first one, and logged in where that is wanted.
     pub reconnects: u64,
 }
 
@@ -169,7 +169,7 @@ pub struct Exchange<T> {
     outbox: BytesMut,
     effects: VecDeque<Effect<T>>,
     counts: Counts,
-    ever_connected: bool,
+    ever_ready: bool,
     /// When the worker last had a turn that reached this exchange.
     last_turn: Instant,
     /// Whether the last tick left deadlines to the next one.
@@ -201,7 +201,7 @@ impl<T> Exchange<T> {
             outbox: BytesMut::new(),
             effects: VecDeque::new(),
             counts: Counts::default(),
-            ever_connected: false,
+            ever_ready: false,
             last_turn: now,
             postponed: false,
         }
@@ -243,10 +243,6 @@ impl<T> Exchange<T> {
         let Link::Opening { .. } = self.link else {
             return;
         };
-        if self.ever_connected {
-            self.counts.reconnects = self.counts.reconnects.saturating_add(1);
-        }
-        self.ever_connected = true;
         for command in &self.greeting {
             self.outbox.extend_from_slice(command);
         }
@@ -277,10 +273,13 @@ impl<T> Exchange<T> {
 
     /// The stream is gone, or could not be opened, for a reason fit for a log line.
     pub fn closed(&mut self, now: Instant, reason: &str) {
-        if let Link::Idle { .. } | Link::Down { .. } = self.link {
-            return;
-        }
-        self.lose(now, Failure::error(ErrorKind::Unavailable, reason));
+        // The reason is often a word of the proxy's own; which of the two it was is plain from here.
+        let what = match self.link {
+            Link::Idle { .. } | Link::Down { .. } => return,
+            Link::Opening { .. } => "cannot connect",
+            Link::Greeting { .. } | Link::Ready { .. } => "the connection was closed",
+        };
+        self.lose(now, Failure::error(ErrorKind::Unavailable, &format!("{what}: {reason}")));
     }
 
     /// The owner of the exchange found that a reply answers something else than what was asked: the stream is out of
@@ -373,6 +372,10 @@ impl<T> Exchange<T> {
     fn greeted(&mut self, now: Instant) {
         if let Link::Greeting { left: 0, .. } = self.link {
             self.link = Link::Ready { since: now, proven: false };
+            if self.ever_ready {
+                self.counts.reconnects = self.counts.reconnects.saturating_add(1);
+            }
+            self.ever_ready = true;
             while let Some(waiting) = self.held.pop_front() {
                 self.send(waiting);
             }
