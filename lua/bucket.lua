@@ -1,20 +1,22 @@
 -- The token bucket: reads, refills and charges one bucket for each limit, all of them or none, atomically.
 --
 -- KEYS[1..n]  one bucket for each limit, all different, all in one Redis Cluster slot
--- ARGV[1]     now in milliseconds; 0 = the server's own TIME
--- ARGV[2]     cost of one charge in tokens, an integer from 1
--- ARGV[3]     count: how many charges are asked for, granted as far as they fit; -n gives n charges back
--- ARGV[3i+1]  capacity of limit i in tokens
--- ARGV[3i+2]  refill of limit i: so many tokens ...
--- ARGV[3i+3]  ... every so many milliseconds, in lowest terms; capacity * period < 2^53
+-- ARGV[3i-2]  capacity of limit i in tokens
+-- ARGV[3i-1]  refill of limit i: so many tokens ...
+-- ARGV[3i]    ... every so many milliseconds, in lowest terms; capacity * period < 2^53
+-- What follows is left out, from the end, where it is usual:
+-- ARGV[3n+1]  now in milliseconds; 0, as usual = the server's own TIME
+-- ARGV[3n+2]  cost of one charge in tokens, an integer from 1, which is usual
+-- ARGV[3n+3]  count: how many charges are asked for, granted as far as they fit, usually 1; -n gives n charges back;
+--             0 takes nothing, and is answered like a refusal where one charge would not fit
 --
--- Reply: five integers {granted, remaining, retry_after_ms, reset_after_ms, limit}
+-- Reply: integers {granted, remaining, retry_after_ms, reset_after_ms, limit}
 --   granted         charges taken from every bucket (or given back), 0 to |count|
 --   remaining       whole tokens left in the bucket of `limit`
 --   retry_after_ms  0: all were granted; else when one more charge fits every limit; -1: never (cost > capacity)
 --   reset_after_ms  when the bucket of `limit` is full
---   limit           from 0, the limit that bound: the first that can never fit; else, where a charge was refused,
---                   the one with the longest wait; else the one with the least left relative to its capacity
+--   limit           from 0, which is left out, the limit that bound: the first that can never fit; else, where a charge
+--                   was refused, the one with the longest wait; else the one with the least left relative to its capacity
 -- Error: WRONGTYPE where a key is no bucket. Nothing has been charged then.
 --
 -- A bucket is a hash {tokens, ts}: a plain decimal, and the milliseconds at which it was true. No hash: full. A
@@ -23,9 +25,12 @@
 -- could be neither trusted nor refilled.
 --
 -- Units. One token is `period` units, and one millisecond brings `refill` units, so a level is an integer below
--- 2^53. Such integers are exact in a double, and of two of them math.floor(a / b) and math.ceil(a / b) are exact
--- too, for a quotient that is not whole is too far from a whole number to be rounded to it. A sum or a product
--- that grows past 2^53 is rounded, but stays past every full bucket, to which it is cut.
+-- 2^53. Such integers are exact in a double, and so is what is left of a division of two of them (a % b), which is how
+-- a quotient is rounded here: (a - a % b) / b is exact. A sum or a product that grows past 2^53 is rounded, but stays
+-- past every full bucket, to which it is cut.
+--
+-- What costs here, next to the calls of Redis, are arguments, tables and calls of functions: numbers are read by adding 0,
+-- compared in place, and not kept in a table where there is one limit.
 --
 -- A refusal writes nothing: no replication, no AOF, no later expiry, and no debt. Whoever hammers an empty bucket
 -- is admitted as soon as somebody who waits.
@@ -35,87 +40,124 @@
 --
 -- The capacity and the refill in force are the caller's. A lower capacity cuts the level at once; a raised one
 -- lets it grow further at once, from where it is.
-local floor, ceil, min, max, format = math.floor, math.ceil, math.min, math.max, string.format
 local EXACT = 9007199254740991 -- 2^53 - 1
+local SHORT = 2^44 -- up to here a product of what was read is off by less than 0.004
 local SLACK = 1000 -- ms that a full bucket is kept, for clocks that differ a little
 
-local now, cost, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local KEYS, ARGV = KEYS, ARGV
+local limits = #KEYS
+local now, cost, count = ARGV[3 * limits + 1] or 0, ARGV[3 * limits + 2] or 1, ARGV[3 * limits + 3] or 1
+now, cost, count = now + 0, cost + 0, count + 0
 if now == 0 then
   local time = redis.call('TIME')
-  now = time[1] * 1000 + floor(time[2] / 1000)
+  local seconds, us = time[1] + 0, time[2] + 0
+  now = seconds * 1000 + (us - us % 1000) / 1000
 end
 
--- Read all buckets as they are now. Nothing is written before each of them is known to be one.
-local buckets, granted, never = {}, count, nil
-for i = 1, #KEYS do
-  local capacity, refill, period = tonumber(ARGV[3 * i + 1]), tonumber(ARGV[3 * i + 2]), tonumber(ARGV[3 * i + 3])
-  local full = capacity * period
-  local level, ts = full, now
+-- A limit, and its bucket as it is now. The only one stays in these variables; of several, each waits in `all`.
+local capacity, refill, period, full, need, level, ts, exists
+local all = limits > 1 and {}
+
+-- Read all buckets. Nothing is written before each of them is known to be one.
+local granted, never = count, nil
+for i = 1, limits do
+  capacity, refill, period = ARGV[3 * i - 2] + 0, ARGV[3 * i - 1] + 0, ARGV[3 * i] + 0
+  full, need = capacity * period, cost * period
+  level, ts = full, now
 
   -- An error is handed on as it is: redis.call would put words before its WRONGTYPE in Redis 6.
   local state = redis.pcall('HMGET', KEYS[i], 'tokens', 'ts')
   if state.err then return state end
   local tokens, stamp = state[1], state[2]
-  local exists = tokens or stamp
+  exists = tokens or stamp
   if exists then
-    -- The whole and the fraction are read apart, since together they may have more digits than a double.
-    local whole, fraction = string.match(tokens or '', '^(%d+)(%.?%d*)$')
-    if fraction == '' then
-      level = whole * period
-    elseif whole then
-      -- 15 digits of the longest period are off by less than 0.001 units: what was written is read back exactly.
-      level = whole * period + floor(('0' .. fraction) * period + 0.01)
-    else
-      level = tonumber(tokens)
-      level = level and floor(level * period + 0.01)
-    end
-    ts = tonumber(stamp)
+    level, ts = tonumber(tokens), tonumber(stamp)
     -- NaN is the number that differs from itself.
     if not level or not ts or level ~= level or ts ~= ts then
       return redis.error_reply('WRONGTYPE the fields tokens and ts of a bucket must both be numbers')
     end
-    ts = min(ceil(ts), EXACT)
-    level = min(full, max(0, level) + max(0, now - ts) * refill)
-    ts = max(now, ts)
+    if level < 0 then level = 0 end
+    if level > EXACT then level = EXACT end
+    local units = level * period
+    if level % 1 > 0 then
+      -- The whole and the fraction are read apart where they may have more digits than a double. 15 digits of the longest
+      -- period are off by less than 0.001 units, and a product this small by less still: what was written is read back exactly.
+      local whole, fraction
+      if units > SHORT then whole, fraction = string.match(tokens, '^(%d+)(%.%d+)$') end
+      if whole then
+        whole, units = whole * period, fraction * period
+      else
+        whole = 0
+      end
+      units = units + 0.01
+      units = whole + (units - units % 1)
+    end
+    level = units
+    if ts > EXACT then ts = EXACT end
+    if ts % 1 > 0 then ts = ts - ts % 1 + 1 end
+    if now > ts then
+      level = level + (now - ts) * refill
+      ts = now
+    end
+    if level > full then level = full end
   end
 
-  local need = cost * period
-  if count > 0 then
+  if count >= 0 then
     if cost > capacity then
       never = never or i
-    else
-      granted = min(granted, floor(level / need))
+    elseif level < granted * need then
+      granted = (level - level % need) / need
     end
   end
-  buckets[i] = {level = level, full = full, need = need, refill = refill, period = period, ts = ts, exists = exists}
+  if all then all[i] = {refill, period, full, need, level, ts, exists} end
 end
 if never then granted = 0 end
 
 -- Write what was granted, and find the limit that bound.
 local bound, longest, least = nil, 0, 2
+local wanted = count == 0 and 1 or count
 local remaining, reset
-for i = 1, #KEYS do
-  local b = buckets[i]
-  local level = min(b.full, b.level - granted * b.need)
-  local ahead = b.ts - now -- no refill comes before `ts`
-  local whole = floor(level / b.period)
+for i = 1, limits do
+  if all then refill, period, full, need, level, ts, exists = unpack(all[i], 1, 7) end
+  level = level - granted * need
+  if level > full then level = full end
+  local ahead = ts - now -- no refill comes before `ts`
+  local rest = level % period
+  local whole = (level - rest) / period
   local until_full = 0
-  if level < b.full then until_full = min(EXACT, ahead + ceil((b.full - level) / b.refill)) end
+  if level < full then
+    local missing = full - level
+    local short = missing % refill
+    until_full = ahead + (missing - short) / refill
+    if short > 0 then until_full = until_full + 1 end
+    if until_full > EXACT then until_full = EXACT end
+  end
 
   -- What is given back to a bucket without a key would be above full.
-  if granted > 0 or granted < 0 and b.exists then
-    local tokens, rest = whole, level - whole * b.period
+  if granted > 0 or granted < 0 and exists then
+    local tokens = whole
     if rest > 0 then
-      tokens = format('%.0f', whole) .. format('%.15f', rest / b.period):sub(2):gsub('0+$', '')
+      -- 15 digits of a fraction, without the zeros at their end.
+      tokens = string.match(string.format('%d.%015d', whole, rest / period * 1e15), '.*[1-9]')
     end
-    redis.call('HSET', KEYS[i], 'tokens', tokens, 'ts', b.ts)
+    redis.call('HSET', KEYS[i], 'tokens', tokens, 'ts', ts)
     -- Gone and full mean the same, so the key lives until it is full. A full one keeps its `ts` a little longer.
-    redis.call('PEXPIRE', KEYS[i], min(EXACT, max(until_full, ahead) + SLACK))
+    local life = until_full
+    if life < ahead then life = ahead end
+    life = life + SLACK
+    if life > EXACT then life = EXACT end
+    redis.call('PEXPIRE', KEYS[i], life)
   end
 
   local wait = 0
-  if granted < count and level < b.need then wait = min(EXACT, ahead + ceil((b.need - level) / b.refill)) end
-  local left = level / b.full
+  if granted < wanted and level < need then
+    local missing = need - level
+    local short = missing % refill
+    wait = ahead + (missing - short) / refill
+    if short > 0 then wait = wait + 1 end
+    if wait > EXACT then wait = EXACT end
+  end
+  local left = level / full
   local binds
   if never then
     binds = i == never
@@ -127,5 +169,7 @@ for i = 1, #KEYS do
   end
 end
 if never then longest = -1 end
+if granted < 0 then granted = -granted end
 
-return {math.abs(granted), remaining, longest, reset, bound - 1}
+if bound > 1 then return {granted, remaining, longest, reset, bound - 1} end
+return {granted, remaining, longest, reset}

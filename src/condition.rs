@@ -19,8 +19,8 @@ pub enum Condition {
     Methods(Vec<String>),
     /// Its host is one of these.
     Hosts(Vec<HostPattern>),
-    /// It has this header.
-    Header(HeaderTest),
+    /// Its headers pass all of these.
+    Headers(Vec<HeaderTest>),
     /// Its client's address is in one of these networks. A client without an address is in none.
     ClientIp(Vec<IpNet>),
     /// The proxy chose the route of this name for it.
@@ -63,6 +63,20 @@ impl Text {
             Self::Regex(regex) => regex.is_match(&String::from_utf8_lossy(text)),
         }
     }
+
+    /// Whether every text of this kind is one of the other. `false` where that cannot be told.
+    fn implies(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Exact(text), other) => other.holds(text.as_bytes()),
+            (Self::Prefix(this), Self::Prefix(other)) => this.starts_with(other.as_str()),
+            (Self::Suffix(this), Self::Suffix(other)) => this.ends_with(other.as_str()),
+            (Self::Prefix(this) | Self::Suffix(this) | Self::Contains(this), Self::Contains(other)) => {
+                this.contains(other.as_str())
+            }
+            (Self::Regex(this), Self::Regex(other)) => this.as_str() == other.as_str(),
+            _ => false,
+        }
+    }
 }
 
 /// A host, or all hosts below one.
@@ -96,6 +110,14 @@ impl HostPattern {
             Self::Below(suffix) => host.len() > suffix.len() && host.ends_with(suffix.as_str()),
         }
     }
+
+    fn implies(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Exact(host), other) => other.holds(host),
+            (Self::Below(this), Self::Below(other)) => this.ends_with(other.as_str()),
+            (Self::Below(_), Self::Exact(_)) => false,
+        }
+    }
 }
 
 /// What a header has to be.
@@ -111,13 +133,26 @@ pub struct HeaderTest {
 
 impl HeaderTest {
     fn holds(&self, request: &Request<'_>) -> bool {
-        let value = request.header(&self.name);
+        // One that is blank says no more than one that is absent, here as in a rule's key.
+        let value = request.header(&self.name).filter(|value| !value.trim_ascii().is_empty());
         let holds = match (&self.value, value) {
             (_, None) => false,
             (None, Some(_)) => true,
             (Some(test), Some(value)) => test.holds(&value),
         };
         holds != self.invert
+    }
+
+    fn implies(&self, other: &Self) -> bool {
+        let values = match (&self.value, &other.value) {
+            // Of two opposites, the one of the wider test is the narrower.
+            (Some(this), Some(other)) if self.invert => other.implies(this),
+            (Some(this), Some(other)) => this.implies(other),
+            (None, Some(_)) => self.invert,
+            (Some(_), None) => !self.invert,
+            (None, None) => true,
+        };
+        self.name == other.name && self.invert == other.invert && values
     }
 }
 
@@ -127,12 +162,31 @@ impl Condition {
             Self::Path(test) => test.holds(request.path().as_bytes()),
             Self::Methods(methods) => methods.iter().any(|method| method.as_bytes() == request.method()),
             Self::Hosts(hosts) => hosts.iter().any(|pattern| pattern.holds(request.host())),
-            Self::Header(test) => test.holds(request),
+            Self::Headers(tests) => tests.iter().all(|test| test.holds(request)),
             Self::ClientIp(networks) => request.address().is_some_and(|address| is_in(address, networks)),
             Self::Route(name) => request.route().is_some_and(|route| route == name.as_bytes()),
             Self::CorsPreflight(wanted) => request.is_cors_preflight() == *wanted,
         }
     }
+
+    /// Whether every request that is so is also as the other says. `false` where that cannot be told.
+    fn implies(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Path(this), Self::Path(other)) => this.implies(other),
+            (Self::Methods(these), Self::Methods(others)) => each(these, others, |this, other| this == other),
+            (Self::Hosts(these), Self::Hosts(others)) => each(these, others, HostPattern::implies),
+            (Self::Headers(these), Self::Headers(others)) => each(others, these, |other, this| this.implies(other)),
+            (Self::ClientIp(these), Self::ClientIp(others)) => each(these, others, |this, other| other.contains(this)),
+            (Self::Route(this), Self::Route(other)) => this == other,
+            (Self::CorsPreflight(this), Self::CorsPreflight(other)) => this == other,
+            _ => false,
+        }
+    }
+}
+
+/// Whether for each of these there is one of those of which it is so.
+fn each<T>(these: &[T], those: &[T], is_so: impl Fn(&T, &T) -> bool) -> bool {
+    these.iter().all(|this| those.iter().any(|that| is_so(this, that)))
 }
 
 fn is_in(address: IpAddr, networks: &[IpNet]) -> bool {
@@ -147,6 +201,11 @@ impl Conditions {
     /// Whether the request is as all of them say.
     pub fn hold(&self, request: &Request<'_>) -> bool {
         self.0.iter().all(|condition| condition.holds(request))
+    }
+
+    /// Whether every request for which these hold is one for which the others hold. `false` where that cannot be told.
+    pub fn imply(&self, others: &Self) -> bool {
+        each(&others.0, &self.0, |other, this| this.implies(other))
     }
 }
 
@@ -164,7 +223,7 @@ mod tests {
     }
 
     fn header(value: Option<Text>, invert: bool) -> Condition {
-        Condition::Header(HeaderTest { name: "x-plan".to_owned(), value, invert })
+        Condition::Headers(vec![HeaderTest { name: "x-plan".to_owned(), value, invert }])
     }
 
     #[test]
@@ -220,13 +279,17 @@ mod tests {
             (header(gold(), true), &["gold"], false),
             (header(gold(), true), &["silver"], true),
             (header(gold(), true), &[], true),
-            (header(None, false), &[""], true),
+            (header(None, false), &["x"], true),
+            (header(None, false), &[" \t"], false),
             (header(None, false), &[], false),
+            (header(None, true), &[""], true),
             (header(None, true), &[], true),
+            (header(gold(), true), &[""], true),
             (header(Some(Text::Prefix("go".to_owned())), false), &["gold"], true),
             (header(Some(Text::Suffix("ld".to_owned())), false), &["gold"], true),
             (header(Some(Text::Contains("d,s".to_owned())), false), &["gold", "silver"], true),
-            (header(Some(Text::Contains(String::new())), false), &[""], true),
+            (header(Some(Text::Contains(String::new())), false), &["x"], true),
+            (header(Some(Text::Contains(String::new())), false), &[""], false),
             (header(Some(Text::regex("g.ld").unwrap()), false), &["gold"], true),
             (header(Some(Text::regex("g.l").unwrap()), false), &["gold"], false),
         ];
@@ -274,5 +337,91 @@ mod tests {
             assert_eq!(HostPattern::new(text), None, "{text}");
         }
         assert!(HostPattern::new("[2001:db8::1]").is_some());
+    }
+
+    mod implication {
+        use proptest::prelude::*;
+        use proptest::sample::{select, subsequence};
+
+        use super::*;
+
+        fn text() -> impl Strategy<Value = Text> {
+            let part = || select(vec!["", "/", "/a", "/ab", "a", "b", "ab", "/a/b"]);
+            prop_oneof![
+                part().prop_map(|text| Text::Exact(text.to_owned())),
+                part().prop_map(|text| Text::Prefix(text.to_owned())),
+                part().prop_map(|text| Text::Suffix(text.to_owned())),
+                part().prop_map(|text| Text::Contains(text.to_owned())),
+                select(vec!["/a.*", "[ab]+"]).prop_map(|text| Text::regex(text).unwrap()),
+            ]
+        }
+
+        fn test() -> impl Strategy<Value = HeaderTest> {
+            let name = select(vec!["x-plan", "x-team"]);
+            (name, proptest::option::of(text()), any::<bool>()).prop_map(|(name, value, invert)| HeaderTest {
+                name: name.to_owned(),
+                value,
+                invert,
+            })
+        }
+
+        fn condition() -> impl Strategy<Value = Condition> {
+            let methods = vec!["GET".to_owned(), "PUT".to_owned(), "OPTIONS".to_owned()];
+            let hosts = ["a.b", "*.a.b", "*.b", "c.a.b"].map(|text| HostPattern::new(text).unwrap()).to_vec();
+            let networks = ["192.0.2.0/24", "192.0.2.1", "0.0.0.0/0", "::/0"].map(|text| Trust::network(text).unwrap());
+            prop_oneof![
+                text().prop_map(Condition::Path),
+                subsequence(methods, 1..3).prop_map(Condition::Methods),
+                subsequence(hosts, 1..3).prop_map(Condition::Hosts),
+                proptest::collection::vec(test(), 1..3).prop_map(Condition::Headers),
+                subsequence(networks.to_vec(), 1..3).prop_map(Condition::ClientIp),
+                select(vec!["checkout", "other"]).prop_map(|name| Condition::Route(name.to_owned())),
+                any::<bool>().prop_map(Condition::CorsPreflight),
+            ]
+        }
+
+        fn told() -> impl Strategy<Value = Told> {
+            let some = |texts: Vec<&'static str>| proptest::option::of(select(texts));
+            let headers = (
+                some(vec!["GET", "PUT", "OPTIONS"]),
+                some(vec!["/", "/a", "/ab", "/a/b", "/b"]),
+                some(vec!["a.b", "c.a.b", "d.c.a.b", "b"]),
+                some(vec!["", "a", "ab", "/ab", "/a/b"]),
+                some(vec!["", "b"]),
+                (any::<bool>(), any::<bool>()),
+            );
+            headers.prop_map(|(method, path, host, plan, team, (preflight, routed))| {
+                let named =
+                    [(":method", method), (":path", path), (":authority", host), ("x-plan", plan), ("x-team", team)];
+                let mut headers =
+                    named.into_iter().filter_map(|(name, value)| Some((name, value?))).collect::<Vec<_>>();
+                if preflight {
+                    headers.extend([("origin", "o"), ("access-control-request-method", "PUT")]);
+                }
+                let mut told = Told::new(&headers);
+                if routed {
+                    told.properties.push(("xds.route_name", b"checkout".to_vec()));
+                }
+                told
+            })
+        }
+
+        proptest! {
+            #![proptest_config(ProptestConfig::with_cases(2000))]
+            #[test]
+            fn what_is_said_to_imply_does(
+                these in proptest::collection::vec(condition(), 0..4),
+                others in proptest::collection::vec(condition(), 0..3),
+                requests in proptest::collection::vec(told(), 1..10)) {
+                let (these, others) = (Conditions(these), Conditions(others));
+                let client_ip = ClientIp::default();
+                if these.imply(&others) {
+                    for told in &requests {
+                        let request = Request::new(told, &client_ip);
+                        prop_assert!(!these.hold(&request) || others.hold(&request));
+                    }
+                }
+            }
+        }
     }
 }

@@ -19,6 +19,8 @@ pub enum FailureMode {
     Allow,
     /// It is refused, with a status that says so (503), which is no denial.
     Deny,
+    /// A bucket of this worker's own decides it.
+    Local,
 }
 
 impl FailureMode {
@@ -27,13 +29,7 @@ impl FailureMode {
         match self {
             Self::Allow => "requests are allowed",
             Self::Deny => "requests are refused",
-        }
-    }
-
-    const fn outcome(self) -> RuleOutcome {
-        match self {
-            Self::Allow => RuleOutcome::FailAllow,
-            Self::Deny => RuleOutcome::FailDeny,
+            Self::Local => "requests are decided by each worker for itself",
         }
     }
 }
@@ -47,8 +43,39 @@ pub struct Answer<'a> {
     pub limits: &'a [Limit],
     /// Whether the rule only watches: what it says has no effect.
     pub shadow: bool,
+    /// What becomes of a request that could not be asked about.
+    pub mode: FailureMode,
     /// What became of the call.
     pub said: &'a Result<Outcome, Failure>,
+    /// What this worker's own bucket said, where it was asked too.
+    pub local: Option<Outcome>,
+}
+
+/// What a rule makes of a request, once the failure mode has been applied.
+enum Part<'a> {
+    /// Its bucket has decided: this worker's own where the last field says so.
+    Bucket(&'a Outcome, bool),
+    /// It lets the request go on undecided.
+    FailAllow,
+    /// It refuses the request undecided.
+    FailDeny,
+}
+
+impl Answer<'_> {
+    /// The one place where the failure mode is applied.
+    fn part(&self) -> Part<'_> {
+        match (self.said, &self.local, self.mode) {
+            // What Redis grants has to fit in here as well, where this worker was asked at all.
+            (Ok(Outcome::Granted { .. }), Some(local @ (Outcome::Denied { .. } | Outcome::Never { .. })), _) => {
+                Part::Bucket(local, true)
+            }
+            (Ok(outcome), ..) => Part::Bucket(outcome, false),
+            (Err(_), Some(local), _) => Part::Bucket(local, true),
+            // A rule that only watches lets everything through.
+            (Err(_), None, FailureMode::Deny) if !self.shadow => Part::FailDeny,
+            (Err(_), None, _) => Part::FailAllow,
+        }
+    }
 }
 
 /// The numbers of the limit that binds, for headers and logs.
@@ -82,6 +109,15 @@ pub enum Verdict {
     FailAllow,
     /// It is refused, since it could not be decided.
     FailDeny,
+    /// It goes on by the word of this worker's own buckets.
+    LocalAllow,
+    /// It is over its quota by this worker's own buckets.
+    LocalDeny {
+        /// Of the rule that denied.
+        quota: Quota,
+        /// How long a caller that is alone has to wait, or `None` where waiting never helps.
+        retry_after: Option<Duration>,
+    },
 }
 
 impl Verdict {
@@ -92,20 +128,22 @@ impl Verdict {
             Self::Deny { .. } => RuleOutcome::Deny,
             Self::FailAllow => RuleOutcome::FailAllow,
             Self::FailDeny => RuleOutcome::FailDeny,
+            Self::LocalAllow => RuleOutcome::LocalAllow,
+            Self::LocalDeny { .. } => RuleOutcome::LocalDeny,
         }
     }
 
     /// The numbers to show, where there are any.
     pub const fn quota(&self) -> Option<&Quota> {
         match self {
-            Self::Allow(quota) | Self::Deny { quota, .. } => Some(quota),
-            Self::Watched | Self::FailAllow | Self::FailDeny => None,
+            Self::Allow(quota) | Self::Deny { quota, .. } | Self::LocalDeny { quota, .. } => Some(quota),
+            Self::Watched | Self::FailAllow | Self::FailDeny | Self::LocalAllow => None,
         }
     }
 
     /// Whether the request goes on.
     pub const fn admits(&self) -> bool {
-        matches!(self, Self::Allow(_) | Self::Watched | Self::FailAllow)
+        matches!(self, Self::Allow(_) | Self::Watched | Self::FailAllow | Self::LocalAllow)
     }
 }
 
@@ -133,42 +171,49 @@ impl Decision {
 }
 
 /// How a rule's part in a request is counted.
-pub const fn rule_outcome(answer: &Answer<'_>, mode: FailureMode) -> RuleOutcome {
-    match answer.said {
-        Ok(Outcome::Granted { .. }) => RuleOutcome::Allow,
-        Ok(Outcome::Denied { .. } | Outcome::Never { .. }) if answer.shadow => RuleOutcome::ShadowDeny,
-        Ok(Outcome::Denied { .. } | Outcome::Never { .. }) => RuleOutcome::Deny,
-        // A rule that only watches lets everything through.
-        Err(_) if answer.shadow => FailureMode::Allow.outcome(),
-        Err(_) => mode.outcome(),
+pub fn rule_outcome(answer: &Answer<'_>) -> RuleOutcome {
+    match answer.part() {
+        Part::Bucket(Outcome::Granted { .. }, false) => RuleOutcome::Allow,
+        Part::Bucket(Outcome::Granted { .. }, true) => RuleOutcome::LocalAllow,
+        Part::Bucket(..) if answer.shadow => RuleOutcome::ShadowDeny,
+        Part::Bucket(_, false) => RuleOutcome::Deny,
+        Part::Bucket(_, true) => RuleOutcome::LocalDeny,
+        Part::FailAllow => RuleOutcome::FailAllow,
+        Part::FailDeny => RuleOutcome::FailDeny,
     }
 }
 
 /// Decides a request by the answers of all rules that apply to it, in the order of the configuration. `None` where
 /// there are none.
-pub fn decide(answers: &[Answer<'_>], mode: FailureMode) -> Option<Decision> {
+pub fn decide(answers: &[Answer<'_>]) -> Option<Decision> {
     let first = answers.first()?;
-    let (watching, binding): (Vec<_>, Vec<_>) = answers.iter().partition(|answer| answer.shadow);
-    let would_deny = watching.iter().find_map(|answer| denial(answer)).map(|(rule, ..)| rule);
-    let (verdict, rule) = verdict(&binding, mode).unwrap_or((Verdict::Watched, first.rule));
+    let would_deny = answers.iter().filter(|answer| answer.shadow).find_map(denial).map(|denial| denial.rule);
+    let binding = answers.iter().filter(|answer| !answer.shadow);
+    let (verdict, rule) = verdict(binding).unwrap_or((Verdict::Watched, first.rule));
     Some(Decision { verdict, rule, would_deny })
 }
 
 /// What the rules say that are not only watching. `None` where there are none.
-fn verdict(answers: &[&Answer<'_>], mode: FailureMode) -> Option<(Verdict, usize)> {
-    let denials = answers.iter().filter_map(|answer| denial(answer)).collect::<Vec<_>>();
-    if let Some((first, ..)) = denials.first() {
-        let (_, quota, _) = denials.iter().min_by(|a, b| scarcer(&a.1, &b.1).then(b.2.cmp(&a.2)))?;
-        return Some((Verdict::Deny { quota: *quota, retry_after: longest_wait(&denials) }, *first));
+fn verdict<'a>(answers: impl Iterator<Item = &'a Answer<'a>> + Clone) -> Option<(Verdict, usize)> {
+    let denials = answers.clone().filter_map(denial).collect::<Vec<_>>();
+    if let Some(first) = denials.first() {
+        let shown = denials.iter().min_by(|a, b| scarcer(&a.quota, &b.quota).then(b.wait.cmp(&a.wait)))?;
+        let (quota, retry_after) = (shown.quota, longest_wait(&denials));
+        let verdict =
+            if first.local { Verdict::LocalDeny { quota, retry_after } } else { Verdict::Deny { quota, retry_after } };
+        return Some((verdict, first.rule));
     }
-    if let Some(answer) = answers.iter().find(|answer| answer.said.is_err()) {
-        let verdict = match mode {
-            FailureMode::Allow => Verdict::FailAllow,
-            FailureMode::Deny => Verdict::FailDeny,
-        };
-        return Some((verdict, answer.rule));
+    let find = |is_so: fn(&Part<'_>) -> bool| answers.clone().find(|answer| is_so(&answer.part()));
+    if let Some(answer) = find(|part| matches!(part, Part::FailDeny)) {
+        return Some((Verdict::FailDeny, answer.rule));
     }
-    let standings = answers.iter().filter_map(|answer| match answer.said {
+    if let Some(answer) = find(|part| matches!(part, Part::FailAllow)) {
+        return Some((Verdict::FailAllow, answer.rule));
+    }
+    if let Some(answer) = find(|part| matches!(part, Part::Bucket(_, true))) {
+        return Some((Verdict::LocalAllow, answer.rule));
+    }
+    let standings = answers.filter_map(|answer| match answer.said {
         Ok(Outcome::Granted { standing, .. }) => Some((answer.rule, quota(answer.limits, standing)?)),
         _ => None,
     });
@@ -183,17 +228,26 @@ enum Wait {
     ForEver,
 }
 
-fn denial(answer: &Answer<'_>) -> Option<(usize, Quota, Wait)> {
-    let (standing, wait) = match answer.said {
-        Ok(Outcome::Denied { standing, retry_after }) => (standing, Wait::For(*retry_after)),
-        Ok(Outcome::Never { standing }) => (standing, Wait::ForEver),
-        _ => return None,
-    };
-    Some((answer.rule, quota(answer.limits, standing)?, wait))
+/// That a rule denies a request.
+struct Denial {
+    rule: usize,
+    quota: Quota,
+    wait: Wait,
+    local: bool,
 }
 
-fn longest_wait(denials: &[(usize, Quota, Wait)]) -> Option<Duration> {
-    match denials.iter().map(|(_, _, wait)| *wait).max()? {
+fn denial(answer: &Answer<'_>) -> Option<Denial> {
+    let Part::Bucket(outcome, local) = answer.part() else { return None };
+    let (standing, wait) = match outcome {
+        Outcome::Denied { standing, retry_after } => (standing, Wait::For(*retry_after)),
+        Outcome::Never { standing } => (standing, Wait::ForEver),
+        Outcome::Granted { .. } => return None,
+    };
+    Some(Denial { rule: answer.rule, quota: quota(answer.limits, standing)?, wait, local })
+}
+
+fn longest_wait(denials: &[Denial]) -> Option<Duration> {
+    match denials.iter().map(|denial| denial.wait).max()? {
         Wait::For(wait) => Some(wait),
         Wait::ForEver => None,
     }
@@ -258,14 +312,27 @@ mod tests {
         let answers = rules
             .iter()
             .enumerate()
-            .map(|(rule, (limits, said))| Answer { rule, limits, said, shadow: shadows.contains(&rule) })
+            .map(|(rule, (limits, said))| Answer {
+                rule,
+                limits,
+                said,
+                mode,
+                local: None,
+                shadow: shadows.contains(&rule),
+            })
             .collect::<Vec<_>>();
-        let told = decide(&answers, mode).map(|decision| {
+        assert_eq!(told(&answers).as_deref().unwrap_or("nothing"), expected);
+    }
+
+    fn told(answers: &[Answer<'_>]) -> Option<String> {
+        decide(answers).map(|decision| {
             let verdict = match decision.verdict {
                 Verdict::Allow(quota) => format!("allow {}/{}", quota.remaining, quota.capacity),
                 Verdict::Deny { quota, retry_after: Some(wait) } => {
                     format!("deny {}/{} for {}", quota.remaining, quota.capacity, wait.as_secs())
                 }
+                Verdict::LocalAllow => "local_allow".to_owned(),
+                Verdict::LocalDeny { quota, .. } => format!("local_deny {}/{}", quota.remaining, quota.capacity),
                 Verdict::Deny { quota, retry_after: None } => {
                     format!("deny {}/{} for ever", quota.remaining, quota.capacity)
                 }
@@ -280,8 +347,7 @@ mod tests {
                 format!(", told as {} by {rule}", outcome.name())
             };
             format!("{verdict} by {}{told}", decision.rule)
-        });
-        assert_eq!(told.as_deref().unwrap_or("nothing"), expected);
+        })
     }
 
     #[test]
@@ -326,5 +392,27 @@ mod tests {
         check(&[(10, granted(5)), (1000, granted(500))], Allow, "allow 5/10 by 0");
         let most = crate::quota::MAX_UNITS / 1000;
         check(&[(most, granted(most)), (most, granted(most - 1))], Allow, &format!("allow {}/{most} by 1", most - 1));
+    }
+
+    #[test]
+    fn a_bucket_of_the_worker_decides_where_redis_did_not_and_has_a_say_where_it_did() {
+        let (limits, failed) = (limits(10), Err(Failure::Timeout));
+        let (yes, no) = (granted(4), denied(2));
+        let answer = |rule, said, mode, local: Option<&Result<Outcome, Failure>>| {
+            let local = local.and_then(|outcome| outcome.clone().ok());
+            Answer { rule, limits: &limits, shadow: false, mode, said, local }
+        };
+        let (local, allow, deny) = (FailureMode::Local, FailureMode::Allow, FailureMode::Deny);
+        let check = |answers: &[Answer<'_>], expected: &str| assert_eq!(told(answers).as_deref(), Some(expected));
+        check(&[answer(0, &failed, local, Some(&yes))], "local_allow by 0");
+        check(&[answer(0, &failed, local, Some(&no))], "local_deny 0/10 by 0");
+        check(&[answer(0, &yes, local, Some(&yes))], "allow 4/10 by 0");
+        check(&[answer(0, &yes, local, Some(&no))], "local_deny 0/10 by 0");
+        check(&[answer(0, &no, local, Some(&yes))], "deny 0/10 for 2 by 0");
+        // Each rule has its own mode: a refusal weighs most, then what nobody decided.
+        check(&[answer(0, &failed, allow, None), answer(1, &failed, deny, None)], "fail_deny by 1");
+        check(&[answer(0, &failed, local, Some(&yes)), answer(1, &failed, allow, None)], "fail_allow by 1");
+        check(&[answer(0, &failed, deny, None), answer(1, &failed, local, Some(&no))], "local_deny 0/10 by 1");
+        check(&[answer(0, &yes, local, None), answer(1, &failed, local, Some(&yes))], "local_allow by 1");
     }
 }

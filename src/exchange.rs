@@ -33,8 +33,7 @@ use redis_protocol::resp2::types::BorrowedFrame;
 use self::backoff::Backoff;
 use self::failure::ErrorReply;
 pub use self::failure::{ErrorKind, Failure, printable};
-use self::replies::Replies;
-pub use self::replies::{MAX_REPLY, Reply};
+pub use self::replies::{MAX_REPLY, Replies, Reply, Violation};
 use crate::script::Call;
 
 /// A stream is given up when its oldest reply is overdue by so many timeouts…
@@ -43,6 +42,9 @@ const STALLED_TIMEOUTS: u32 = 10;
 const STALLED_AT_LEAST: Duration = Duration::from_millis(500);
 /// A connection that lived so long has proved itself, even if it was never used.
 const PROVEN_AFTER: Duration = Duration::from_secs(2);
+/// So many ticks leave deadlines alone after the worker was away. What lies in its sockets takes a few turns through the
+/// proxy's own connections until it is heard here.
+const TICKS_AFTER_AWAY: u32 = 3;
 /// The time between two ticks, as a share of the timeout, while calls are under way.
 const TICKS_PER_TIMEOUT: u32 = 10;
 
@@ -132,7 +134,10 @@ enum Link {
 struct Waiting<T> {
     who: T,
     call: Call,
+    /// When whoever waits for it began to: its deadline counts from here.
     since: Instant,
+    /// When it was made.
+    made: Instant,
 }
 
 /// How a call was put to the server.
@@ -150,7 +155,7 @@ enum Owed<T> {
     /// To a call that still waits.
     Call(Waiting<T>, Form),
     /// To a call whose deadline has passed; it was made then.
-    Nobody { since: Instant },
+    Nobody { made: Instant },
 }
 
 /// One conversation. `T` names who waits for a call.
@@ -172,8 +177,8 @@ pub struct Exchange<T> {
     ever_ready: bool,
     /// When the worker last had a turn that reached this exchange.
     last_turn: Instant,
-    /// Whether the last tick left deadlines to the next one.
-    postponed: bool,
+    /// How many ticks still leave deadlines to the next one. `None` where none does.
+    postponed: Option<u32>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -203,16 +208,16 @@ impl<T> Exchange<T> {
             counts: Counts::default(),
             ever_ready: false,
             last_turn: now,
-            postponed: false,
+            postponed: None,
         }
     }
 
-    /// Makes a call. Its answer comes as an [`Effect::Answer`] for `who`.
+    /// Makes a call. Its answer comes as an [`Effect::Answer`] for `who`, who has been waiting since then.
     ///
     /// # Errors
     /// The failure, where it can be told at once: too many calls under way, or no connection and none being made in
     /// time. There is no effect then.
-    pub fn call(&mut self, now: Instant, who: T, call: Call) -> Result<(), Failure> {
+    pub fn call(&mut self, now: Instant, since: Instant, who: T, call: Call) -> Result<(), Failure> {
         if self.in_flight() >= self.max_in_flight {
             return Err(Failure::Overload);
         }
@@ -224,7 +229,7 @@ impl<T> Exchange<T> {
             // What the last attempt found was for nobody, and may be long past.
             self.link = Link::Idle { since: now };
         }
-        let waiting = Waiting { who, call, since: now };
+        let waiting = Waiting { who, call, since, made: now };
         match &self.link {
             Link::Ready { .. } => self.send(waiting),
             Link::Down { failure, .. } => return Err(failure.clone()),
@@ -260,7 +265,7 @@ impl<T> Exchange<T> {
         self.connected(now);
         self.replies.push(bytes);
         loop {
-            match self.replies.next() {
+            match self.replies.take() {
                 Ok(None) => return,
                 Ok(Some(reply)) => self.replied(now, reply),
                 Err(violation) => self.give_up(now, Failure::error(ErrorKind::Protocol, violation.as_str())),
@@ -294,10 +299,12 @@ impl<T> Exchange<T> {
     pub fn tick(&mut self, now: Instant) {
         let patience = self.timeout.saturating_add(self.stalled_after());
         let overdue = |since: Instant| now.saturating_duration_since(since) > patience;
-        if self.worker_was_away(now) && !self.postponed {
-            self.postponed = true;
+        let away = self.postponed.is_none() && self.worker_was_away(now);
+        self.postponed = if away { Some(TICKS_AFTER_AWAY) } else { self.postponed };
+        if let Some(left) = self.postponed.filter(|left| *left > 0) {
+            self.postponed = Some(left.saturating_sub(1));
         } else {
-            self.postponed = false;
+            self.postponed = None;
             self.expire(now);
             if self.oldest_owed().is_some_and(overdue) {
                 self.give_up(now, Failure::error(ErrorKind::Unavailable, "the server stopped answering"));
@@ -451,27 +458,27 @@ impl<T> Exchange<T> {
     }
 
     fn answer(&mut self, now: Instant, waiting: Waiting<T>, answer: Result<Reply, Failure>) {
-        let took = now.saturating_duration_since(waiting.since);
+        let took = now.saturating_duration_since(waiting.made);
         self.effects.push_back(Effect::Answer { who: waiting.who, answer, took });
     }
 
-    /// Fails the calls whose deadline has passed. They were made in the order in which they stand, but for those that
-    /// were sent again, so all are looked at.
+    /// Fails the calls whose deadline would have passed by the next tick, so that none waits longer than that. They need not
+    /// have begun to wait in the order in which they stand, so all are looked at.
     fn expire(&mut self, now: Instant) {
-        let timeout = self.timeout;
-        let overdue = |since: Instant| now.saturating_duration_since(since) >= timeout;
-        while self.held.front().is_some_and(|waiting| overdue(waiting.since)) {
-            if let Some(waiting) = self.held.pop_front() {
+        let patience = self.timeout.saturating_sub(self.tick_period());
+        let overdue = |waiting: &Waiting<T>| now.saturating_duration_since(waiting.since) > patience;
+        while let Some(place) = self.held.iter().position(overdue) {
+            if let Some(waiting) = self.held.remove(place) {
                 self.answer(now, waiting, Err(Failure::Timeout));
             }
         }
         for owed in &mut self.owed {
-            let since = match owed {
-                Owed::Call(waiting, _) if overdue(waiting.since) => waiting.since,
+            let made = match owed {
+                Owed::Call(waiting, _) if overdue(waiting) => waiting.made,
                 _ => continue,
             };
-            if let Owed::Call(waiting, _) = std::mem::replace(owed, Owed::Nobody { since }) {
-                let took = now.saturating_duration_since(since);
+            if let Owed::Call(waiting, _) = std::mem::replace(owed, Owed::Nobody { made }) {
+                let took = now.saturating_duration_since(made);
                 let answer = Err(Failure::Timeout);
                 self.effects.push_back(Effect::Answer { who: waiting.who, answer, took });
             }
@@ -481,11 +488,11 @@ impl<T> Exchange<T> {
     /// The worker has a turn, and has seen to its sockets.
     fn turn(&mut self, now: Instant) {
         self.last_turn = now;
-        self.postponed = false;
+        self.postponed = None;
     }
 
-    /// Whether the worker itself has been away, so that replies may lie unread in its sockets. Deadlines wait for one
-    /// more tick then: what stalled was not Redis.
+    /// Whether the worker itself has been away, so that replies may lie unread in its sockets. Deadlines wait for some
+    /// more ticks then: what stalled was not Redis.
     fn worker_was_away(&self, now: Instant) -> bool {
         let usual = self.tick_period().saturating_mul(3).max(Duration::from_millis(20));
         self.in_flight() > 0 && now.saturating_duration_since(self.last_turn) > usual
@@ -493,8 +500,8 @@ impl<T> Exchange<T> {
 
     fn oldest_owed(&self) -> Option<Instant> {
         self.owed.front().map(|owed| match owed {
-            Owed::Call(waiting, _) => waiting.since,
-            Owed::Nobody { since } => *since,
+            Owed::Call(waiting, _) => waiting.made,
+            Owed::Nobody { made } => *made,
         })
     }
 

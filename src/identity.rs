@@ -194,22 +194,17 @@ fn split_once(bytes: &[u8], at: u8) -> Option<(&[u8], &[u8])> {
 
 /// Text of a query without its escapes: `%XX` is a byte, `+` is a blank.
 fn decoded(text: &[u8]) -> Vec<u8> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
-        let escaped = match (byte, after) {
-            (b'%', [high, low, after @ ..]) => digit(*high).zip(digit(*low)).map(|digits| (digits, after)),
-            _ => None,
-        };
-        match (escaped, byte) {
-            (Some(((high, low), after)), _) => {
-                bytes.push(high << 4 | low);
+        match (byte, path::escaped(after)) {
+            (b'%', Some((byte, after))) => {
+                bytes.push(byte);
                 rest = after;
             }
-            (None, b'+') => bytes.push(b' '),
-            (None, byte) => bytes.push(*byte),
+            (b'+', _) => bytes.push(b' '),
+            (byte, _) => bytes.push(*byte),
         }
     }
     bytes

@@ -6,7 +6,7 @@
 //! Invariant: different identities have different keys, and different namespaces too. A key is printable and bounded:
 //! prefix, namespace and identity are, and none of them can hold what ends it.
 
-use std::fmt::Write;
+use std::rc::Rc;
 
 use crate::rule::RuleName;
 
@@ -65,26 +65,33 @@ impl Namespace {
 
 /// The keys of one identity under one rule, by the number of the limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keys(Vec<String>);
+pub struct Keys {
+    first: Rc<str>,
+    /// Those of further limits.
+    others: Vec<String>,
+}
 
 impl Keys {
     /// The keys of an identity, for so many limits.
     pub fn new(prefix: &KeyPrefix, namespace: &Namespace, identity: &str, limits: usize) -> Self {
-        let length = [&prefix.0, &namespace.0].iter().map(|text| text.len()).sum::<usize>();
-        let mut stem = String::with_capacity(length.saturating_add(identity.len()).saturating_add(8));
-        stem.push_str(&prefix.0);
-        // Writing to a string cannot fail.
         if namespace.is_bare() {
-            let _ = stem.write_str(identity);
-            return Self(vec![stem]);
+            return Self { first: [&prefix.0, identity].concat().into(), others: Vec::new() };
         }
-        let _ = write!(stem, "{{{}:{identity}}}:", namespace.0);
-        Self((0..limits).map(|limit| format!("{stem}{limit}")).collect())
+        let mut key = [&prefix.0, "{", &namespace.0, ":", identity, "}:0"].concat();
+        let first = Rc::from(key.as_str());
+        key.pop();
+        let others = (1..limits).map(|limit| format!("{key}{limit}")).collect();
+        Self { first, others }
+    }
+
+    /// The first of them, which stands for all: they differ in the limit's number alone.
+    pub const fn first(&self) -> &Rc<str> {
+        &self.first
     }
 
     /// The keys, in the order of the limits.
-    pub fn iter(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(String::as_str)
+    pub fn iter(&self) -> impl Iterator<Item = &str> + Clone {
+        std::iter::once(&*self.first).chain(self.others.iter().map(String::as_str))
     }
 }
 
@@ -97,7 +104,8 @@ mod tests {
         let client_ip = ClientIp::default();
         let address = client_ip.address(|| source.as_bytes().to_vec(), None).unwrap();
         let client = client_ip.identity(address).unwrap().to_string();
-        Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), &client, limits).0
+        let keys = Keys::new(&KeyPrefix::default(), &Namespace::new(namespace).unwrap(), &client, limits);
+        keys.iter().map(str::to_owned).collect()
     }
 
     #[test]

@@ -15,6 +15,8 @@
 //! * [`rule`]: which rules a request meets, and the charges that they make.
 //! * [`config`]: JSON to a configuration that cannot be wrong.
 //! * [`exchange`]: the conversation with Redis, without I/O.
+//! * [`breaker`]: when Redis is no longer asked.
+//! * [`local`]: buckets of the worker's own, for that time.
 //! * [`decision`]: what the buckets said, and what becomes of the request.
 //! * [`response`]: what the client sees of it.
 //! * [`stats`] and [`outage`]: what the operator sees.
@@ -25,6 +27,7 @@ pub mod quota;
 pub mod script;
 
 pub mod client_ip;
+pub mod coalesce;
 pub mod key;
 pub mod path;
 pub mod request;
@@ -37,6 +40,10 @@ pub mod rule;
 pub mod config;
 
 pub mod exchange;
+
+pub mod breaker;
+pub mod deny_cache;
+pub mod local;
 
 pub mod decision;
 pub mod response;

@@ -34,23 +34,33 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Adds an override for these identities and these networks, after those that are there.
+    /// Adds an override for these identities and these networks, after those that are there. Returns for how many of
+    /// them it counts: what is named already, or is part of a network that is, is found there first.
     pub fn add(
         &mut self,
         identities: impl IntoIterator<Item = String>,
         networks: impl IntoIterator<Item = IpNet>,
         allowance: Allowance,
-    ) {
+    ) -> usize {
+        let mut counts = 0;
         let place = self.allowances.len();
         self.allowances.push(allowance);
         for identity in identities {
-            self.identities.entry(identity).or_insert(place);
+            counts += usize::from(*self.identities.entry(identity).or_insert(place) == place);
         }
         for network in networks {
             let network = network.trunc();
+            let is_found_before = self.network(network.addr(), network.prefix_len()).is_some_and(|first| first < place);
+            counts += usize::from(!is_found_before);
             let of_length = self.networks.entry(kind(&network)).or_default();
             of_length.entry(network).or_insert(place);
         }
+        counts
+    }
+
+    /// Whether there is none.
+    pub const fn is_empty(&self) -> bool {
+        self.allowances.is_empty()
     }
 
     /// What a caller of this identity and address may take, where that is not what the rule says. The address is asked
@@ -58,13 +68,14 @@ impl Overrides {
     pub fn find(&self, identity: &str, address: impl FnOnce() -> Option<IpAddr>) -> Option<&Allowance> {
         let by_identity = self.identities.get(identity).copied();
         let by_network =
-            if self.networks.is_empty() { None } else { address().and_then(|address| self.network(address)) };
+            if self.networks.is_empty() { None } else { address().and_then(|address| self.network(address, u8::MAX)) };
         let place = by_identity.into_iter().chain(by_network).min()?;
         self.allowances.get(place)
     }
 
-    fn network(&self, address: IpAddr) -> Option<usize> {
-        let lengths = self.networks.range((address.is_ipv6(), 0)..=(address.is_ipv6(), u8::MAX));
+    /// The first override of a network that this address is in, among prefixes up to this length.
+    fn network(&self, address: IpAddr, longest: u8) -> Option<usize> {
+        let lengths = self.networks.range((address.is_ipv6(), 0)..=(address.is_ipv6(), longest));
         let places = lengths.filter_map(|((_, length), networks)| {
             let network = IpNet::new(address, *length).ok()?.trunc();
             networks.get(&network).copied()

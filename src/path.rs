@@ -15,6 +15,11 @@
 /// The normal form of a path as it is in `:path`, which may be any bytes.
 pub fn normal(path: &[u8]) -> String {
     let path = path.split(|byte| matches!(byte, b'?' | b'#')).next().unwrap_or_default();
+    if is_normal(path) { String::from_utf8_lossy(path).into_owned() } else { made_normal(path) }
+}
+
+/// The normal form of a path without what follows it.
+fn made_normal(path: &[u8]) -> String {
     let text = spelled(path);
     if !text.starts_with('/') {
         // The asterisk of OPTIONS, and what is no path.
@@ -43,24 +48,34 @@ pub fn normal(path: &[u8]) -> String {
     normal
 }
 
+/// Whether a path surely is in its normal form already, as most are: nothing is escaped, and no segment is empty or begins
+/// with a dot.
+fn is_normal(path: &[u8]) -> bool {
+    let mut before = 0;
+    path.first() == Some(&b'/')
+        && path.iter().all(|byte| {
+            let opens = std::mem::replace(&mut before, *byte) == b'/';
+            (is_unreserved(*byte) || is_allowed(*byte)) && !(opens && matches!(byte, b'/' | b'.'))
+        })
+}
+
 /// Each byte in the one way in which it is written.
 fn spelled(path: &[u8]) -> String {
     let mut text = String::with_capacity(path.len());
     let mut rest = path;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
-        let (byte, escaped) = match (byte, after) {
-            (b'%', [high, low, after @ ..]) => match (digit(*high), digit(*low)) {
-                (Some(high), Some(low)) => {
+        let (byte, is_escaped) = match (byte, after) {
+            (b'%', after) => match escaped(after) {
+                Some((byte, after)) => {
                     rest = after;
-                    (high << 4 | low, true)
+                    (byte, true)
                 }
-                _ => (b'%', true),
+                None => (b'%', true),
             },
-            (b'%', _) => (b'%', true),
             (byte, _) => (*byte, false),
         };
-        if is_unreserved(byte) || (!escaped && is_allowed(byte)) {
+        if is_unreserved(byte) || (!is_escaped && is_allowed(byte)) {
             text.push(char::from(byte));
         } else {
             const DIGITS: [char; 16] = ['0', '1', '2', '3', '4', '5', '6', '7', '8', '9', 'A', 'B', 'C', 'D', 'E', 'F'];
@@ -69,6 +84,13 @@ fn spelled(path: &[u8]) -> String {
         }
     }
     text
+}
+
+/// The byte that the two hexadecimal digits after a percent sign stand for, and what follows them. `None` where there are
+/// no such digits.
+pub fn escaped(after: &[u8]) -> Option<(u8, &[u8])> {
+    let [high, low, after @ ..] = after else { return None };
+    Some((digit(*high)? << 4 | digit(*low)?, after))
 }
 
 fn digit(byte: u8) -> Option<u8> {
@@ -123,6 +145,7 @@ mod tests {
             (b"?", ""),
             (b"/..", "/"),
             (b"*", "*"),
+            (b"/.well-known/x", "/.well-known/x"),
         ];
         for (path, form) in cases {
             assert_eq!(normal(path), *form, "{}", path.escape_ascii());
@@ -136,6 +159,12 @@ mod tests {
             proptest::prop_assert_eq!(normal(form.as_bytes()), form.as_str());
             proptest::prop_assert!(form.bytes().all(|byte| byte.is_ascii_graphic()));
             proptest::prop_assert!(form.len() <= 3 * path.len());
+        }
+
+        #[test]
+        fn what_is_normal_at_a_glance_is(path in "/[a-z%E?#./]{0,12}") {
+            let path = path.split(['?', '#']).next().unwrap();
+            proptest::prop_assert_eq!(normal(path.as_bytes()), made_normal(path.as_bytes()));
         }
 
         #[test]

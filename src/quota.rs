@@ -84,11 +84,22 @@ impl Refill {
         self.period_ms.get()
     }
 
+    /// How long it takes until so many units have come, in whole milliseconds, rounded up. The units may be smaller ones, of
+    /// a bucket that is a part of this.
+    pub fn time_for(self, units: u128) -> Duration {
+        milliseconds(units.div_ceil(u128::from(self.tokens.get()).max(1)))
+    }
+
     /// The whole tokens that one second brings, at least one: the capacity of a limit that names none.
     pub fn per_second(self) -> Capacity {
         let tokens = self.tokens.get().saturating_mul(1000) / self.period_ms;
         Capacity::new(tokens.clamp(1, MAX_UNITS)).unwrap_or(Capacity(NonZeroU64::MIN))
     }
+}
+
+/// So many milliseconds, or as many as there can be.
+pub fn milliseconds(ms: u128) -> Duration {
+    Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX))
 }
 
 const fn greatest_common_divisor(a: NonZeroU64, b: NonZeroU64) -> NonZeroU64 {
@@ -172,6 +183,12 @@ impl Limit {
     /// How fast the bucket refills.
     pub const fn refill(&self) -> Refill {
         self.refill
+    }
+
+    /// Whether whoever keeps to this limit keeps to the other as well: its burst and its rate are no larger.
+    pub fn implies(&self, other: &Self) -> bool {
+        let rate = |these: Refill, those: Refill| u128::from(these.tokens()) * u128::from(those.period_ms());
+        self.capacity <= other.capacity && rate(self.refill, other.refill) <= rate(other.refill, self.refill)
     }
 
     /// The time in which an empty bucket fills, in milliseconds, rounded up.

@@ -110,7 +110,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A request in a table, which remembers what was asked.
-    #[derive(Default)]
+    #[derive(Default, Debug)]
     pub struct Told {
         pub headers: Vec<(&'static str, Vec<u8>)>,
         pub properties: Vec<(&'static str, Vec<u8>)>,

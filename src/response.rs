@@ -120,8 +120,8 @@ pub fn answer(config: &Config, decision: &Decision) -> Answer {
     let name = rule.map_or("", |rule| rule.name().as_str());
     match &decision.verdict {
         Verdict::Allow(quota) => Answer::Continue(quota_headers(style.headers, name, quota)),
-        Verdict::Watched | Verdict::FailAllow => Answer::Continue(Vec::new()),
-        Verdict::Deny { quota, retry_after } => {
+        Verdict::Watched | Verdict::FailAllow | Verdict::LocalAllow => Answer::Continue(Vec::new()),
+        Verdict::Deny { quota, retry_after } | Verdict::LocalDeny { quota, retry_after } => {
             Answer::Reply(style.reply.with("meshquota_denied", denial_headers(style, name, quota, *retry_after)))
         }
         Verdict::FailDeny => Answer::Reply(config.failure_response.with("meshquota_unavailable", Vec::new())),
@@ -141,7 +141,8 @@ fn denial_headers(style: &Style, rule: &str, quota: &Quota, retry_after: Option<
 
 /// The headers that tell a client where it stands.
 fn quota_headers(style: HeaderStyle, rule: &str, quota: &Quota) -> Vec<Header> {
-    let mut headers = Vec::new();
+    // With those of a denial, but for what the configuration adds.
+    let mut headers = Vec::with_capacity(8);
     let reset = whole_seconds(quota.reset_after);
     if matches!(style, HeaderStyle::XRateLimit | HeaderStyle::Both) {
         headers.push(("x-ratelimit-limit".into(), quota.capacity.to_string()));

@@ -3,10 +3,12 @@
 //! A rule is for the requests that its `match` describes, less those of its `unless`; that is decided before anything is
 //! looked up that only an identity needs.
 
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use crate::condition::Conditions;
 use crate::config::Config;
+use crate::decision::FailureMode;
 use crate::identity::Identity;
 use crate::key::{Keys, Namespace};
 use crate::overrides::{Allowance, Overrides};
@@ -56,6 +58,8 @@ pub struct Policy {
     pub price: Price,
     /// Whether it only watches: it counts, and never denies.
     pub shadow: bool,
+    /// What becomes of a request while Redis cannot be asked.
+    pub failure_mode: FailureMode,
     /// What clients are told.
     pub response: Style,
 }
@@ -117,6 +121,22 @@ impl Scope {
         let holds = |conditions: &[Conditions]| conditions.iter().any(|conditions| conditions.hold(request));
         (self.matches.is_empty() || holds(&self.matches)) && !holds(&self.unless)
     }
+
+    /// Whether it is for no request at all: whatever it matches it leaves out. `false` where that cannot be told.
+    pub fn is_empty(&self) -> bool {
+        !self.matches.is_empty() && each_implies_one(&self.matches, &self.unless)
+    }
+
+    /// Whether every request of the other is one of this. `false` where that cannot be told.
+    pub fn covers(&self, other: &Self) -> bool {
+        let matches =
+            self.matches.is_empty() || (!other.matches.is_empty() && each_implies_one(&other.matches, &self.matches));
+        matches && each_implies_one(&self.unless, &other.unless)
+    }
+}
+
+fn each_implies_one(these: &[Conditions], those: &[Conditions]) -> bool {
+    these.iter().all(|this| those.iter().any(|that| this.imply(that)))
 }
 
 impl Rule {
@@ -138,6 +158,16 @@ impl Rule {
         &self.limits
     }
 
+    /// The space of its keys.
+    pub const fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// What else it was told.
+    pub const fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
     /// What clients are told that it admits or denies.
     pub const fn response(&self) -> &Style {
         &self.policy.response
@@ -153,19 +183,36 @@ pub struct Charge {
     pub cost: Cost,
     /// Whether the rule only watches.
     pub shadow: bool,
+    /// What becomes of the request while Redis cannot be asked.
+    pub failure_mode: FailureMode,
     keys: Keys,
     limits: Rc<[Limit]>,
 }
 
 impl Charge {
     /// The keys of the buckets, each with its limit.
-    pub fn buckets(&self) -> impl Iterator<Item = (&str, Limit)> {
+    pub fn buckets(&self) -> impl Iterator<Item = (&str, Limit)> + Clone {
         self.keys.iter().zip(self.limits.iter().copied())
+    }
+
+    /// The key that stands for all of them: they differ in the limit's number alone.
+    pub const fn first_key(&self) -> &Rc<str> {
+        self.keys.first()
+    }
+
+    /// Whether both ask the same, so that one call can ask for both. They are of the same first key.
+    pub fn asks_like(&self, other: &Self) -> bool {
+        self.cost == other.cost && *self.limits == *other.limits
     }
 
     /// The limits, in the order of the buckets.
     pub fn limits(&self) -> &[Limit] {
         &self.limits
+    }
+
+    /// The same, to keep.
+    pub fn shared_limits(&self) -> Rc<[Limit]> {
+        Rc::clone(&self.limits)
     }
 }
 
@@ -181,6 +228,16 @@ pub enum Application {
     },
 }
 
+impl Application {
+    /// The rule's place in the configuration.
+    pub const fn rule(&self) -> usize {
+        match self {
+            Self::Charge(charge) => charge.rule,
+            Self::Skipped { rule } => *rule,
+        }
+    }
+}
+
 /// The rules that a request meets, in the order of the configuration.
 pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
     let request = Request::new(facts, &config.client_ip);
@@ -191,25 +248,39 @@ pub fn apply(config: &Config, facts: &dyn Facts) -> Vec<Application> {
 impl Rule {
     /// What becomes of this rule for a request; nothing where the rule is not for it.
     fn apply(&self, place: usize, config: &Config, request: &Request<'_>) -> Option<Application> {
-        let Policy { scope, identity, overrides, price, shadow, response: _ } = &self.policy;
+        let Policy { scope, identity, overrides: _, price, shadow, failure_mode, response: _ } = &self.policy;
         if !scope.includes(request) {
             return None;
         }
         let Some(identity) = identity.of(request, &config.client_ip) else {
             return Some(Application::Skipped { rule: place });
         };
-        let limits = match overrides.find(&identity, || request.address()) {
-            None => &self.limits,
-            Some(Allowance::Limits(limits)) => limits,
-            Some(Allowance::Unlimited) => return None,
-        };
+        let (keys, limits) = self.buckets_of(config, &identity, || request.address())?;
         Some(Application::Charge(Charge {
             rule: place,
             cost: price.of(request),
             shadow: *shadow,
-            keys: Keys::new(&config.key_prefix, &self.namespace, &identity, limits.len()),
-            limits: Rc::clone(limits),
+            failure_mode: *failure_mode,
+            keys,
+            limits,
         }))
+    }
+
+    /// The keys of somebody's buckets, and their limits. The address is asked for where networks have limits of their own.
+    /// `None` for whom the rule is not.
+    pub fn buckets_of(
+        &self,
+        config: &Config,
+        identity: &str,
+        address: impl FnOnce() -> Option<IpAddr>,
+    ) -> Option<(Keys, Rc<[Limit]>)> {
+        let limits = match self.policy.overrides.find(identity, address) {
+            None => &self.limits,
+            Some(Allowance::Limits(limits)) => limits,
+            Some(Allowance::Unlimited) => return None,
+        };
+        let keys = Keys::new(&config.key_prefix, &self.namespace, identity, limits.len());
+        Some((keys, Rc::clone(limits)))
     }
 }
 

@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{BufMut, BytesMut};
 use redis_protocol::resp2::types::{BytesFrame, FrameKind, Resp2Frame};
 
 use crate::quota::{Cost, Limit, MAX_UNITS};
@@ -33,15 +33,17 @@ pub fn sha1() -> &'static str {
 
 /// One invocation of the script, encoded.
 ///
-/// It is small, costs one allocation to keep and none to clone, and can be sent more than once: first by
-/// [`evalsha`](Self::evalsha) and, only after a NOSCRIPT error, by [`eval`](Self::eval).
+/// It is small, costs one allocation to keep, and can be sent more than once: first by [`evalsha`](Self::evalsha) and, only
+/// after a NOSCRIPT error, by [`eval`](Self::eval).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// How many keys there are, and so how many limits.
     limits: usize,
     asked: NonZeroU32,
+    /// How many words there are after the number of keys.
+    words: usize,
     /// Every argument after the number of keys, as RESP bulk strings.
-    arguments: Bytes,
+    arguments: Vec<u8>,
 }
 
 impl Call {
@@ -53,12 +55,12 @@ impl Call {
     /// `now_ms` is the caller's clock, in milliseconds since the Unix epoch; `None`, or a zero, leaves the time to
     /// Redis, which is what keeps the callers' clocks out of it.
     pub fn charge<K: AsRef<[u8]>>(
-        limits: impl IntoIterator<Item = (K, Limit)>,
+        limits: impl IntoIterator<Item = (K, Limit), IntoIter: Clone>,
         cost: Cost,
         count: NonZeroU32,
         now_ms: Option<u64>,
     ) -> Self {
-        Self::encode(limits, cost, count, i64::from(count.get()), now_ms)
+        Self::encode(limits.into_iter(), cost, count, i64::from(count.get()), now_ms)
     }
 
     /// Gives back `count` charges of `cost` tokens that had been granted, to those of the buckets that still have
@@ -66,37 +68,46 @@ impl Call {
     ///
     /// The arguments are those of [`charge`](Self::charge). The reply is [`Outcome::Granted`] with all of `count`.
     pub fn give_back<K: AsRef<[u8]>>(
-        limits: impl IntoIterator<Item = (K, Limit)>,
+        limits: impl IntoIterator<Item = (K, Limit), IntoIter: Clone>,
         cost: Cost,
         count: NonZeroU32,
         now_ms: Option<u64>,
     ) -> Self {
-        Self::encode(limits, cost, count, -i64::from(count.get()), now_ms)
+        Self::encode(limits.into_iter(), cost, count, -i64::from(count.get()), now_ms)
     }
 
     fn encode<K: AsRef<[u8]>>(
-        limits: impl IntoIterator<Item = (K, Limit)>,
+        limits: impl Iterator<Item = (K, Limit)> + Clone,
         cost: Cost,
         asked: NonZeroU32,
         signed_count: i64,
         now_ms: Option<u64>,
     ) -> Self {
-        let mut keys = BytesMut::with_capacity(256);
-        let mut numbers = BytesMut::with_capacity(128);
-        // A time that a Lua number cannot hold is cut, like a time of the far future in a bucket.
-        decimal(&mut numbers, now_ms.unwrap_or(0).min(MAX_UNITS));
-        decimal(&mut numbers, cost.get());
-        decimal(&mut numbers, signed_count);
+        let mut arguments = Vec::with_capacity(192);
         let mut count = 0;
-        for (key, limit) in limits {
+        for (key, _) in limits.clone() {
             count += 1;
-            bulk(&mut keys, key.as_ref());
-            decimal(&mut numbers, limit.capacity().get());
-            decimal(&mut numbers, limit.refill().tokens());
-            decimal(&mut numbers, limit.refill().period_ms());
+            bulk(&mut arguments, key.as_ref());
         }
-        keys.put_slice(&numbers);
-        Self { limits: count, asked, arguments: keys.freeze() }
+        for (_, limit) in limits {
+            decimal(&mut arguments, limit.capacity().get());
+            decimal(&mut arguments, limit.refill().tokens());
+            decimal(&mut arguments, limit.refill().period_ms());
+        }
+        // A time that a Lua number cannot hold is cut, like a time of the far future in a bucket.
+        let now_ms = now_ms.unwrap_or(0).min(MAX_UNITS);
+        let unusual = [now_ms != 0, cost != Cost::ONE, signed_count != 1];
+        let rest = unusual.iter().rposition(|unusual| *unusual).map_or(0, |last| last + 1);
+        if rest > 0 {
+            decimal(&mut arguments, now_ms);
+        }
+        if rest > 1 {
+            decimal(&mut arguments, cost.get());
+        }
+        if rest > 2 {
+            decimal(&mut arguments, signed_count);
+        }
+        Self { limits: count, asked, words: 4 * count + rest, arguments }
     }
 
     /// Appends the call by the script's name: the EVALSHA command, in RESP2.
@@ -120,8 +131,8 @@ impl Call {
     }
 
     fn command(&self, out: &mut BytesMut, name: &[u8], script: &[u8]) {
-        // Name, script, number of keys, now, cost, count; then a key and three numbers for each limit.
-        let length = 6 + 4 * self.limits;
+        // Name, script and number of keys come first.
+        let length = self.words + 3;
         out.reserve(self.arguments.len() + script.len() + 64);
         header(out, b'*', length);
         bulk(out, name);
@@ -135,19 +146,19 @@ impl Call {
 // bulk string cannot fail, and which on a 32-bit target such as wasm32 misjudges the length of an integer beyond
 // 2^32. The tests read the result with that crate.
 
-fn bulk(out: &mut BytesMut, bytes: &[u8]) {
+fn bulk(out: &mut impl BufMut, bytes: &[u8]) {
     header(out, b'$', bytes.len());
     out.put_slice(bytes);
     out.put_slice(b"\r\n");
 }
 
-fn decimal(out: &mut BytesMut, number: impl fmt::Display) {
-    bulk(out, number.to_string().as_bytes());
+fn decimal(out: &mut impl BufMut, number: impl itoa::Integer) {
+    bulk(out, itoa::Buffer::new().format(number).as_bytes());
 }
 
-fn header(out: &mut BytesMut, kind: u8, length: usize) {
+fn header(out: &mut impl BufMut, kind: u8, length: usize) {
     out.put_u8(kind);
-    out.put_slice(length.to_string().as_bytes());
+    out.put_slice(itoa::Buffer::new().format(length).as_bytes());
     out.put_slice(b"\r\n");
 }
 
@@ -201,7 +212,7 @@ pub enum Field {
     RetryAfter,
     /// Milliseconds until the bucket is full.
     ResetAfter,
-    /// Which limit bound.
+    /// Which limit bound, where it is not the first.
     Limit,
 }
 
@@ -210,8 +221,8 @@ pub enum Field {
 pub enum UnexpectedReply {
     /// Not an array but something else, such as an error.
     NotAnArray(FrameKind),
-    /// An array of so many elements, and not of five.
-    NotFive(usize),
+    /// An array of so many elements, and not of four or five.
+    Length(usize),
     /// An element that is no integer.
     NotAnInteger(Field, FrameKind),
     /// An integer out of its range.
@@ -231,7 +242,7 @@ impl fmt::Display for UnexpectedReply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAnArray(kind) => write!(f, "expected an array, found {kind:?}"),
-            Self::NotFive(length) => write!(f, "expected five elements, found {length}"),
+            Self::Length(length) => write!(f, "expected four or five elements, found {length}"),
             Self::NotAnInteger(field, kind) => {
                 write!(f, "{field:?}: expected an integer, found {kind:?}")
             }
@@ -246,23 +257,49 @@ impl fmt::Display for UnexpectedReply {
 impl std::error::Error for UnexpectedReply {}
 
 impl Outcome {
+    /// How the bucket stands that bound it.
+    pub const fn standing(&self) -> &Standing {
+        match self {
+            Self::Granted { standing, .. } | Self::Denied { standing, .. } | Self::Never { standing } => standing,
+        }
+    }
+
+    /// What became of one charge of those that a call asked for, by its place among them, from 0: those that came first were
+    /// granted. The bucket stands as it did after all of them.
+    pub fn of_one(&self, place: usize) -> Self {
+        match *self {
+            Self::Granted { granted, retry_after: Some(retry_after), standing } if place >= granted.get() as usize => {
+                Self::Denied { retry_after, standing }
+            }
+            Self::Granted { standing, .. } => Self::Granted { granted: NonZeroU32::MIN, retry_after: None, standing },
+            denied => denied,
+        }
+    }
+
     /// Reads the reply to a call that asked for `asked` charges against so many limits.
     ///
     /// # Errors
-    /// [`UnexpectedReply`] for anything but five integers that the script can have answered this call with. Error
+    /// [`UnexpectedReply`] for anything but integers that the script can have answered this call with. Error
     /// replies are among them, so look for those first.
     pub fn from_reply(reply: &BytesFrame, asked: NonZeroU32, limits: usize) -> Result<Self, UnexpectedReply> {
         let BytesFrame::Array(elements) = reply else {
             return Err(UnexpectedReply::NotAnArray(reply.kind()));
         };
-        let [granted, remaining, retry_after, reset_after, limit] = elements.as_slice() else {
-            return Err(UnexpectedReply::NotFive(elements.len()));
+        let (granted, remaining, retry_after, reset_after, limit) = match elements.as_slice() {
+            [granted, remaining, retry_after, reset_after] => (granted, remaining, retry_after, reset_after, None),
+            [granted, remaining, retry_after, reset_after, limit] => {
+                (granted, remaining, retry_after, reset_after, Some(limit))
+            }
+            _ => return Err(UnexpectedReply::Length(elements.len())),
         };
         let granted = in_range(Field::Granted, granted, |&it: &u32| it <= asked.get())?;
         let remaining = in_range(Field::Remaining, remaining, |&it| it <= MAX_UNITS)?;
         let retry_after_ms: i64 = in_range(Field::RetryAfter, retry_after, |it| (-1..=MAX_MS).contains(it))?;
         let reset_after = in_range(Field::ResetAfter, reset_after, |&it| it <= MAX_UNITS)?;
-        let limit = in_range(Field::Limit, limit, |&it: &usize| it < limits)?;
+        let limit = match limit {
+            Some(limit) => in_range(Field::Limit, limit, |it| (1..limits).contains(it))?,
+            None => 0,
+        };
         let standing = Standing { limit, remaining, reset_after: Duration::from_millis(reset_after) };
         // Only -1 is below zero.
         let retry_after = u64::try_from(retry_after_ms).map(Duration::from_millis);
@@ -300,6 +337,7 @@ fn in_range<T: TryFrom<i64>>(
 mod tests {
     use super::*;
     use crate::quota::{Capacity, Refill};
+    use bytes::Bytes;
     use redis_protocol::resp2::decode::decode_bytes;
 
     fn limit(capacity: u64, tokens: u64, period_ms: u64) -> Limit {
@@ -321,14 +359,33 @@ mod tests {
     #[test]
     fn a_call_is_one_command_by_name_or_with_the_source() {
         let call = Call::charge([("{a}:0", limit(100, 10, 1000))], Cost::ONE, count(3), None);
-        let arguments = "$1\r\n1\r\n$5\r\n{a}:0\r\n$1\r\n0\r\n$1\r\n1\r\n$1\r\n3\r\n\
-                         $3\r\n100\r\n$1\r\n1\r\n$3\r\n100\r\n";
+        let arguments = "$1\r\n1\r\n$5\r\n{a}:0\r\n$3\r\n100\r\n$1\r\n1\r\n$3\r\n100\r\n\
+                         $1\r\n0\r\n$1\r\n1\r\n$1\r\n3\r\n";
         assert_eq!(text(|out| call.evalsha(out)), format!("*10\r\n$7\r\nEVALSHA\r\n$40\r\n{}\r\n{arguments}", sha1()));
         assert_eq!(
             text(|out| call.eval(out)),
             format!("*10\r\n$4\r\nEVAL\r\n${}\r\n{SOURCE}\r\n{arguments}", SOURCE.len())
         );
         assert_eq!((call.asked(), call.limits()), (count(3), 1));
+    }
+
+    #[test]
+    fn what_is_usual_is_left_out_from_the_end() {
+        let words = |cost, count, now_ms| {
+            let cost = Cost::new(cost).unwrap();
+            let text = text(|out| Call::charge([("a", limit(9, 1, 1))], cost, count, now_ms).evalsha(out));
+            let (_, rest) = text.split_once("\r\na\r\n$1\r\n9\r\n$1\r\n1\r\n$1\r\n1\r\n").unwrap();
+            let length = text.split_once("\r\n").unwrap().0.to_owned();
+            format!(
+                "{length} {}",
+                rest.split("\r\n").filter(|line| !line.starts_with('$')).collect::<Vec<_>>().join(" ")
+            )
+        };
+        assert_eq!(words(1, count(1), None), "*7 ");
+        assert_eq!(words(1, count(1), Some(0)), "*7 ");
+        assert_eq!(words(1, count(1), Some(5)), "*8 5 ");
+        assert_eq!(words(2, count(1), None), "*9 0 2 ");
+        assert_eq!(words(1, count(3), Some(5)), "*10 5 1 3 ");
     }
 
     #[test]
@@ -352,9 +409,6 @@ mod tests {
             keys[2],
             b"9007199254740991",
             b"9007199254740991",
-            b"-4294967295",
-            b"9007199254740991",
-            b"9007199254740991",
             b"1",
             b"28542",
             b"1",
@@ -362,6 +416,9 @@ mod tests {
             b"7",
             b"1",
             b"1",
+            b"9007199254740991",
+            b"9007199254740991",
+            b"-4294967295",
         ];
         let expected = expected.map(|it| BytesFrame::BulkString(Bytes::copy_from_slice(it)));
         assert_eq!(frame, BytesFrame::Array(expected.to_vec()));
@@ -374,9 +431,11 @@ mod tests {
         Outcome::from_reply(&frame, count(asked), limits)
     }
 
-    fn five(fields: [i64; 5]) -> String {
-        let fields = fields.map(|field| format!(":{field}\r\n"));
-        format!("*5\r\n{}", fields.concat())
+    /// A reply, in which a limit of 0 is not told.
+    fn told(fields: [i64; 5]) -> String {
+        let fields = if let [fields @ .., 0] = &fields { fields } else { fields.as_slice() };
+        let integers = fields.iter().map(|field| format!(":{field}\r\n")).collect::<String>();
+        format!("*{}\r\n{integers}", fields.len())
     }
 
     #[test]
@@ -400,14 +459,14 @@ mod tests {
             ([0, 5, -1, 0, 0], Outcome::Never { standing: standing(0, 5, 0) }),
         ];
         for (fields, outcome) in cases {
-            assert_eq!(read(&five(fields), 3, 2), Ok(outcome));
+            assert_eq!(read(&told(fields), 3, 2), Ok(outcome));
         }
     }
 
     #[test]
     fn any_other_reply_is_an_error_that_says_what_was_found() {
         use Field::{Granted, Limit, Remaining, ResetAfter, RetryAfter};
-        use UnexpectedReply::{Contradiction, NotAnArray, NotAnInteger, NotFive, OutOfRange};
+        use UnexpectedReply::{Contradiction, Length, NotAnArray, NotAnInteger, OutOfRange};
         let too_much = 1 << 53;
         let contradiction = |granted, retry_after_ms| Contradiction { asked: count(3), granted, retry_after_ms };
         let cases = [
@@ -415,33 +474,34 @@ mod tests {
             ("-WRONGTYPE x\r\n".to_owned(), NotAnArray(FrameKind::Error)),
             (":1\r\n".to_owned(), NotAnArray(FrameKind::Integer)),
             ("$-1\r\n".to_owned(), NotAnArray(FrameKind::Null)),
-            ("*0\r\n".to_owned(), NotFive(0)),
-            ("*4\r\n:1\r\n:1\r\n:0\r\n:0\r\n".to_owned(), NotFive(4)),
-            (five([1, 1, 0, 0, 0]).replace("*5", "*6") + ":0\r\n", NotFive(6)),
-            ("*5\r\n$1\r\n3\r\n:1\r\n:0\r\n:0\r\n:0\r\n".to_owned(), NotAnInteger(Granted, FrameKind::BulkString)),
+            ("*0\r\n".to_owned(), Length(0)),
+            ("*3\r\n:1\r\n:1\r\n:0\r\n".to_owned(), Length(3)),
+            (told([1, 1, 0, 0, 1]).replace("*5", "*6") + ":0\r\n", Length(6)),
+            ("*4\r\n$1\r\n3\r\n:1\r\n:0\r\n:0\r\n".to_owned(), NotAnInteger(Granted, FrameKind::BulkString)),
             ("*5\r\n:3\r\n:1\r\n:0\r\n:0\r\n*0\r\n".to_owned(), NotAnInteger(Limit, FrameKind::Array)),
             ("*5\r\n:3\r\n:1\r\n$-1\r\n:0\r\n:0\r\n".to_owned(), NotAnInteger(RetryAfter, FrameKind::Null)),
-            (five([4, 0, 0, 0, 0]), OutOfRange(Granted, 4)),
-            (five([-1, 0, 0, 0, 0]), OutOfRange(Granted, -1)),
-            (five([1 << 32, 0, 0, 0, 0]), OutOfRange(Granted, 1 << 32)),
-            (five([3, -1, 0, 0, 0]), OutOfRange(Remaining, -1)),
-            (five([3, too_much, 0, 0, 0]), OutOfRange(Remaining, too_much)),
-            (five([0, 0, -2, 0, 0]), OutOfRange(RetryAfter, -2)),
-            (five([0, 0, too_much, 0, 0]), OutOfRange(RetryAfter, too_much)),
-            (five([0, 0, i64::MIN, 0, 0]), OutOfRange(RetryAfter, i64::MIN)),
-            (five([3, 0, 0, -1, 0]), OutOfRange(ResetAfter, -1)),
-            (five([3, 0, 0, i64::MAX, 0]), OutOfRange(ResetAfter, i64::MAX)),
-            (five([3, 0, 0, 0, 2]), OutOfRange(Limit, 2)),
-            (five([3, 0, 0, 0, -1]), OutOfRange(Limit, -1)),
-            (five([3, 0, 1, 0, 0]), contradiction(3, 1)),
-            (five([3, 0, -1, 0, 0]), contradiction(3, -1)),
-            (five([2, 0, 0, 0, 0]), contradiction(2, 0)),
-            (five([2, 0, -1, 0, 0]), contradiction(2, -1)),
-            (five([0, 0, 0, 0, 0]), contradiction(0, 0)),
+            (told([4, 0, 0, 0, 0]), OutOfRange(Granted, 4)),
+            (told([-1, 0, 0, 0, 0]), OutOfRange(Granted, -1)),
+            (told([1 << 32, 0, 0, 0, 0]), OutOfRange(Granted, 1 << 32)),
+            (told([3, -1, 0, 0, 0]), OutOfRange(Remaining, -1)),
+            (told([3, too_much, 0, 0, 0]), OutOfRange(Remaining, too_much)),
+            (told([0, 0, -2, 0, 0]), OutOfRange(RetryAfter, -2)),
+            (told([0, 0, too_much, 0, 0]), OutOfRange(RetryAfter, too_much)),
+            (told([0, 0, i64::MIN, 0, 0]), OutOfRange(RetryAfter, i64::MIN)),
+            (told([3, 0, 0, -1, 0]), OutOfRange(ResetAfter, -1)),
+            (told([3, 0, 0, i64::MAX, 0]), OutOfRange(ResetAfter, i64::MAX)),
+            (told([3, 0, 0, 0, 2]), OutOfRange(Limit, 2)),
+            (told([3, 0, 0, 0, -1]), OutOfRange(Limit, -1)),
+            ("*5\r\n:3\r\n:0\r\n:0\r\n:0\r\n:0\r\n".to_owned(), OutOfRange(Limit, 0)),
+            (told([3, 0, 1, 0, 0]), contradiction(3, 1)),
+            (told([3, 0, -1, 0, 0]), contradiction(3, -1)),
+            (told([2, 0, 0, 0, 0]), contradiction(2, 0)),
+            (told([2, 0, -1, 0, 0]), contradiction(2, -1)),
+            (told([0, 0, 0, 0, 0]), contradiction(0, 0)),
         ];
         for (reply, error) in cases {
             assert_eq!(read(&reply, 3, 2), Err(error), "{reply:?}");
         }
-        assert_eq!(read(&five([1, 0, 0, 0, 0]), 1, 0), Err(OutOfRange(Limit, 0)));
+        assert_eq!(read(&told([1, 0, 0, 0, 1]), 1, 1), Err(OutOfRange(Limit, 1)));
     }
 }

@@ -23,10 +23,15 @@ pub enum RuleOutcome {
     FailAllow,
     /// The bucket could not be asked, and the failure mode refused the request.
     FailDeny,
+    /// The bucket could not be asked, and one of this worker's own had enough.
+    LocalAllow,
+    /// This worker's own bucket had too little.
+    LocalDeny,
 }
 
 impl RuleOutcome {
-    const ALL: [Self; 5] = [Self::Allow, Self::Deny, Self::ShadowDeny, Self::FailAllow, Self::FailDeny];
+    const ALL: [Self; 7] =
+        [Self::Allow, Self::Deny, Self::ShadowDeny, Self::FailAllow, Self::FailDeny, Self::LocalAllow, Self::LocalDeny];
 
     /// The value of the label `outcome`, and of the access log's `quota_decision`.
     pub const fn name(self) -> &'static str {
@@ -36,6 +41,8 @@ impl RuleOutcome {
             Self::ShadowDeny => "shadow_deny",
             Self::FailAllow => "fail_allow",
             Self::FailDeny => "fail_deny",
+            Self::LocalAllow => "local_allow",
+            Self::LocalDeny => "local_deny",
         }
     }
 }
@@ -51,6 +58,8 @@ pub enum CallResult {
     Timeout,
     /// Too many calls were under way.
     Overload,
+    /// It was not made, since too many before it had failed.
+    Breaker,
     /// It was answered by an error, or the connection failed.
     Error,
     /// Its answer came after its deadline. It has been counted as a timeout before.
@@ -58,7 +67,8 @@ pub enum CallResult {
 }
 
 impl CallResult {
-    const ALL: [Self; 6] = [Self::Ok, Self::Noscript, Self::Timeout, Self::Overload, Self::Error, Self::Late];
+    const ALL: [Self; 7] =
+        [Self::Ok, Self::Noscript, Self::Timeout, Self::Overload, Self::Breaker, Self::Error, Self::Late];
 
     const fn name(self) -> &'static str {
         match self {
@@ -66,6 +76,7 @@ impl CallResult {
             Self::Noscript => "noscript",
             Self::Timeout => "timeout",
             Self::Overload => "overload",
+            Self::Breaker => "breaker",
             Self::Error => "error",
             Self::Late => "late",
         }
@@ -83,6 +94,10 @@ pub enum Counter {
     Call(CallResult),
     /// An error of Redis, or on the way to it.
     Error(ErrorKind),
+    /// A denial that was known without asking.
+    DenyCacheHit,
+    /// A charge that needed no call of its own, since it went with another.
+    Coalesced,
     /// A charge given back, because another rule denied the request.
     GivenBack,
     /// A connection made after the first one of this worker.
@@ -129,11 +144,14 @@ impl Change {
 
 const CALLS: usize = 0;
 const ERRORS: usize = CALLS + CallResult::ALL.len();
-const GIVEN_BACK: usize = ERRORS + ErrorKind::ALL.len();
+const DENY_CACHE_HITS: usize = ERRORS + ErrorKind::ALL.len();
+const COALESCED: usize = DENY_CACHE_HITS + 1;
+const GIVEN_BACK: usize = COALESCED + 1;
 const RECONNECTS: usize = GIVEN_BACK + 1;
 const IN_FLIGHT: usize = RECONNECTS + 1;
 const CONNECTED: usize = IN_FLIGHT + 1;
-const CALL_MS: usize = CONNECTED + 1;
+const BREAKER_OPEN: usize = CONNECTED + 1;
+const CALL_MS: usize = BREAKER_OPEN + 1;
 const RULES: usize = CALL_MS + 1;
 const PER_RULE: usize = RuleOutcome::ALL.len() + 1;
 
@@ -145,6 +163,7 @@ pub struct Stats {
     call_ms: Vec<u64>,
     in_flight: i64,
     connected: i64,
+    breaker_open: i64,
 }
 
 impl Stats {
@@ -159,10 +178,13 @@ impl Stats {
         for kind in ErrorKind::ALL {
             metrics.push(counter(labelled("redis_errors", &[("kind", kind.name())])));
         }
+        metrics.push(counter("meshquota_deny_cache_hits_total".to_owned()));
+        metrics.push(counter("meshquota_coalesced_total".to_owned()));
         metrics.push(counter("meshquota_given_back_total".to_owned()));
         metrics.push(counter("meshquota_reconnects_total".to_owned()));
         metrics.push(gauge("meshquota_redis_in_flight"));
         metrics.push(gauge("meshquota_connected"));
+        metrics.push(gauge("meshquota_breaker_open"));
         metrics.push(Metric { metric_type: MetricType::Histogram, name: "meshquota_redis_call_ms".to_owned() });
         for rule in rules {
             for outcome in RuleOutcome::ALL {
@@ -182,6 +204,7 @@ impl Stats {
             call_ms: Vec::new(),
             in_flight: 0,
             connected: 0,
+            breaker_open: 0,
         }
     }
 
@@ -204,12 +227,13 @@ impl Stats {
     }
 
     /// Says where the gauges of this worker stand.
-    pub fn gauges(&mut self, in_flight: usize, connected: bool) {
+    pub fn gauges(&mut self, in_flight: usize, connected: bool, breaker_open: bool) {
         let in_flight = i64::try_from(in_flight).unwrap_or(i64::MAX);
-        let connected = i64::from(connected);
+        let (connected, breaker_open) = (i64::from(connected), i64::from(breaker_open));
         self.change(IN_FLIGHT, in_flight.saturating_sub(self.in_flight));
         self.change(CONNECTED, connected.saturating_sub(self.connected));
-        (self.in_flight, self.connected) = (in_flight, connected);
+        self.change(BREAKER_OPEN, breaker_open.saturating_sub(self.breaker_open));
+        (self.in_flight, self.connected, self.breaker_open) = (in_flight, connected, breaker_open);
     }
 
     /// Whether there is something to hand over.
@@ -248,6 +272,8 @@ fn place(counter: Counter) -> usize {
     match counter {
         Counter::Call(result) => CALLS + result as usize,
         Counter::Error(kind) => ERRORS + kind as usize,
+        Counter::DenyCacheHit => DENY_CACHE_HITS,
+        Counter::Coalesced => COALESCED,
         Counter::GivenBack => GIVEN_BACK,
         Counter::Reconnect => RECONNECTS,
         Counter::Decision(rule, outcome) => of_rule(rule).saturating_add(outcome as usize),
@@ -273,6 +299,8 @@ mod tests {
     fn every_counter_has_a_place_of_its_own_and_the_name_that_belongs_there() {
         let metrics = Stats::metrics(["a", "b"]);
         let mut counters = vec![(Counter::GivenBack, "meshquota_given_back_total".to_owned())];
+        counters.push((Counter::DenyCacheHit, "meshquota_deny_cache_hits_total".to_owned()));
+        counters.push((Counter::Coalesced, "meshquota_coalesced_total".to_owned()));
         counters.push((Counter::Reconnect, "meshquota_reconnects_total".to_owned()));
         for result in CallResult::ALL {
             counters.push((Counter::Call(result), format!("meshquota_redis_calls.result=.={};.;total", result.name())));
@@ -287,14 +315,15 @@ mod tests {
             }
             counters.push((Counter::Skipped(place), format!("meshquota_skipped.rule=.={rule};.;total")));
         }
-        // Two gauges and a histogram are no counters.
-        assert_eq!(counters.len() + 3, metrics.len());
+        // Three gauges and a histogram are no counters.
+        assert_eq!(counters.len() + 4, metrics.len());
         for (counter, name) in counters {
             let metric = &metrics[place(counter)];
             assert_eq!((metric.metric_type, &metric.name), (MetricType::Counter, &name), "{counter:?}");
         }
         assert_eq!(metrics[IN_FLIGHT].name, "meshquota_redis_in_flight");
         assert_eq!(metrics[CONNECTED].name, "meshquota_connected");
+        assert_eq!(metrics[BREAKER_OPEN].name, "meshquota_breaker_open");
         assert_eq!(metrics[CALL_MS].name, "meshquota_redis_call_ms");
     }
 
@@ -315,7 +344,7 @@ mod tests {
         let mut stats = Stats::new(1);
         let mut sum = 0;
         for in_flight in [5, 5, 7, 0] {
-            stats.gauges(in_flight, true);
+            stats.gauges(in_flight, true, in_flight == 7);
             for change in stats.take() {
                 if let Change::Add(IN_FLIGHT, by) = change {
                     sum += by;
@@ -323,7 +352,7 @@ mod tests {
             }
             assert_eq!(sum, in_flight as i64);
         }
-        stats.gauges(0, false);
+        stats.gauges(0, false, false);
         assert_eq!(stats.take(), [Change::Add(CONNECTED, -1)]);
     }
 

@@ -10,7 +10,7 @@ mod store;
 mod support;
 
 use meshquota::quota::MAX_UNITS;
-use meshquota::script::Outcome;
+use meshquota::script::{Outcome, SOURCE};
 use redis_protocol::resp2::types::BytesFrame;
 use store::{START, Store, Wire, call, five, key, limit};
 use support::server::wait_until;
@@ -152,6 +152,26 @@ fn a_denial_touches_neither_the_fields_nor_the_expiry_nor_the_data_set() {
             assert_eq!(five(&wire.run(&call(&limits, now, cost, 7)))[0], 0);
         }
         assert_eq!(state(&mut wire), before);
+    }
+}
+
+#[test]
+fn a_look_takes_nothing_and_tells_when_one_charge_would_fit() {
+    let limits = [limit(3, 1, 1000)];
+    for Store { mut wire, .. } in Store::both() {
+        let look = |wire: &mut Wire, now: u64, cost: &str| {
+            let words = ["EVAL", SOURCE, "1", &key(0), "3", "1", "1000", &now.to_string(), cost, "0"];
+            five(&wire.command(&words))
+        };
+        assert_eq!(look(&mut wire, START, "1"), [0, 3, 0, 0, 0], "full");
+        assert_eq!(wire.integer(&["EXISTS", &key(0)]), 0);
+        assert_eq!(wire.reply(&call(&limits, START, 1, 3))[0], 3);
+        let before = (wire.fields(&key(0)), changes(&mut wire));
+        assert_eq!(look(&mut wire, START + 400, "1"), [0, 0, 600, 2600, 0]);
+        assert_eq!(look(&mut wire, START + 1000, "1"), [0, 1, 0, 2000, 0]);
+        assert_eq!(look(&mut wire, START + 1000, "2"), [0, 1, 1000, 2000, 0]);
+        assert_eq!(look(&mut wire, START, "4"), [0, 0, -1, 3000, 0], "never");
+        assert_eq!((wire.fields(&key(0)), changes(&mut wire)), before);
     }
 }
 

@@ -11,19 +11,16 @@ mod support;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use support::module;
+use support::project::project;
 use support::server::{free_port, wait_until};
 
 /// Marks the images that this test builds, which are the only ones that it removes.
 const LABEL: &str = "meshquota.stand-in";
-
-fn project() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
 
 /// Runs a command; its output, or what it said where it failed.
 fn run(command: &mut Command) -> Result<String, String> {

@@ -2,12 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
-use std::fs;
-use std::path::{Path, PathBuf};
+#[path = "support/project.rs"]
+mod project;
 
-fn project() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-}
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use project::{project, read};
 
 /// The files below a folder of the project, by their paths inside the project.
 fn files(folder: &str, ending: &str) -> Vec<String> {
@@ -28,18 +32,14 @@ fn files(folder: &str, ending: &str) -> Vec<String> {
     found
 }
 
-fn read(path: &str) -> String {
-    fs::read_to_string(project().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
-
 #[test]
 fn only_the_shell_knows_the_proxy() {
     let mut seen = 0;
     for path in files("src", ".rs") {
         let shell = path == "src/filter.rs" || path.starts_with("src/filter/");
         for (number, line) in read(&path).lines().enumerate() {
-            if line.contains("proxy_wasm") {
-                assert!(shell, "{path}:{}: proxy_wasm outside src/filter", number + 1);
+            if ["wasm_import_module", "no_mangle", "unsafe", "crate::filter"].iter().any(|word| line.contains(word)) {
+                assert!(shell, "{path}:{}: the proxy's business outside src/filter: {line}", number + 1);
                 seen += 1;
             }
         }
@@ -84,18 +84,18 @@ fn no_module_is_a_bag_of_odds_and_ends() {
 
 /// The words in backticks that look like paths of the project.
 fn paths_in(text: &str) -> Vec<&str> {
-    const FOLDERS: [&str; 8] = ["src/", "lua/", "envoy/", "tests/", "demo/", "tools/", "bench/", ".ci/"];
+    const FOLDERS: [&str; 9] = ["src/", "lua/", "envoy/", "docs/", "tests/", "demo/", "tools/", "bench/", ".ci/"];
     text.split('`')
         .skip(1)
         .step_by(2)
         .filter(|word| FOLDERS.iter().any(|folder| word.starts_with(folder)))
-        .filter(|word| !word.contains([' ', '*', '{', '<']))
+        .filter(|word| !word.contains([' ', '*', '{', '<']) && !word.contains("::"))
         .collect()
 }
 
 #[test]
 fn the_paths_that_the_documents_name_exist() {
-    for document in ["ARCHITECTURE.md", "README.md"] {
+    for document in ["ARCHITECTURE.md", "README.md", "SECURITY.md", "docs/configuration.md", "docs/recipes.md"] {
         let text = read(document);
         let paths = paths_in(&text);
         assert!(!paths.is_empty(), "{document} names no path");
@@ -106,92 +106,25 @@ fn the_paths_that_the_documents_name_exist() {
 }
 
 #[test]
+fn the_tests_that_the_page_on_security_names_exist() {
+    let text = read("SECURITY.md");
+    // Written as `file::function`.
+    let named = text.split('`').skip(1).step_by(2).filter_map(|word| word.split_once("::")).collect::<Vec<_>>();
+    assert!(!named.is_empty(), "SECURITY.md names no test");
+    for (path, name) in named {
+        let file = read(path);
+        let lines = file.lines().map(str::trim).collect::<Vec<_>>();
+        let is_test = |pair: &[&str]| pair[0] == "#[test]" && pair[1].starts_with(&format!("fn {name}("));
+        assert!(lines.windows(2).any(is_test), "SECURITY.md names {path}::{name}, which is no test");
+    }
+}
+
+#[test]
 fn the_architecture_names_every_module() {
     let text = read("ARCHITECTURE.md");
     for path in files("src", ".rs") {
-        let tests_of_a_module = path.ends_with("/tests.rs");
+        let tests_of_a_module = path.ends_with("/tests.rs") || path.contains("/tests/");
         assert!(tests_of_a_module || text.contains(&format!("`{path}`")), "ARCHITECTURE.md does not name {path}");
-    }
-}
-
-/// The fields and defaults of the README's rows of field, default and meaning.
-fn documented_fields(readme: &str) -> Vec<(String, String)> {
-    let rows = readme.lines().filter_map(|line| {
-        let mut cells = line.trim_matches('|').split('|').map(str::trim);
-        let (fields, default, _meaning) = (cells.next()?, cells.next()?, cells.next()?);
-        fields.starts_with('`').then(|| (fields.to_owned(), default.to_owned()))
-    });
-    rows.flat_map(|(fields, defaults)| {
-        let fields = fields.split(", ").map(|field| field.trim_matches('`').to_owned()).collect::<Vec<_>>();
-        let defaults = defaults.split(", ").map(|default| default.trim_matches('`').to_owned()).collect::<Vec<_>>();
-        let of = move |place: usize| defaults.get(place).or(defaults.first()).cloned().unwrap_or_default();
-        fields.into_iter().enumerate().map(move |(place, field)| (field, of(place))).collect::<Vec<_>>()
-    })
-    .collect()
-}
-
-#[test]
-fn the_documented_defaults_are_those_of_the_code() {
-    use meshquota::client_ip::Trust;
-    use meshquota::config::{Clock, Config};
-    use meshquota::decision::FailureMode;
-
-    let config = Config::from_json(br#"{"rules": [{"name": "a", "limits": [{"refill": "7/s"}]}]}"#).unwrap();
-    let redis = &config.redis;
-    let prefixes = config.client_ip.prefixes;
-    assert!(redis.credentials.username.is_none() && redis.credentials.password.is_none());
-    assert_eq!(config.client_ip.trust, Trust::Proxy);
-    assert_eq!(config.rules[0].limits()[0].capacity().get(), 7);
-    let defaults: Vec<(&str, String)> = vec![
-        ("redis.cluster", redis.cluster.clone()),
-        ("redis.timeout", format!("{:?}", redis.timeout)),
-        ("redis.max_in_flight", redis.max_in_flight.to_string()),
-        ("redis.username", "none".to_owned()),
-        ("redis.password", "none".to_owned()),
-        ("redis.database", redis.database.to_string()),
-        ("key_prefix", config.key_prefix.as_str().to_owned()),
-        ("clock", if config.clock == Clock::Redis { "redis" } else { "proxy" }.to_owned()),
-        ("failure_mode", if config.failure_mode == FailureMode::Allow { "allow" } else { "deny" }.to_owned()),
-        ("client_ip", "{}".to_owned()),
-        ("client_ip.ipv4_prefix", prefixes.ipv4.to_string()),
-        ("client_ip.ipv6_prefix", prefixes.ipv6.to_string()),
-        ("response", "see below".to_owned()),
-        ("failure_response", "see below".to_owned()),
-        ("rules[].name", String::new()),
-        ("rules[].namespace", "the name".to_owned()),
-        ("rules[].match", "every request".to_owned()),
-        ("rules[].unless", "none".to_owned()),
-        ("rules[].key", r#"["client_ip"]"#.to_owned()),
-        ("rules[].if_missing", "skip".to_owned()),
-        ("rules[].limits[].refill", String::new()),
-        ("rules[].limits[].capacity", "one second's refill".to_owned()),
-        ("rules[].overrides", "none".to_owned()),
-        ("rules[].cost", "1".to_owned()),
-        ("rules[].response", "response".to_owned()),
-        ("rules[].shadow", "false".to_owned()),
-    ];
-    let mut documented = documented_fields(&read("README.md"));
-    documented.retain(|(field, _)| defaults.iter().any(|(name, _)| name == field));
-    let code = defaults.iter().map(|(field, default)| ((*field).to_owned(), default.clone())).collect::<Vec<_>>();
-    assert_eq!(documented, code);
-}
-
-#[test]
-fn the_configurations_in_the_documents_are_right() {
-    let readme = read("README.md");
-    let mut seen = 0;
-    for block in readme.split("```json").skip(1) {
-        let json = block.split("```").next().unwrap();
-        if let Err(errors) = meshquota::config::Config::from_json(json.as_bytes()) {
-            panic!("README.md: {errors}\n{json}");
-        }
-        seen += 1;
-    }
-    assert!(seen > 0);
-    let envoy = read("envoy/envoy.yaml");
-    let json = envoy.split("value: |").nth(1).unwrap().split("- name:").next().unwrap();
-    if let Err(errors) = meshquota::config::Config::from_json(json.as_bytes()) {
-        panic!("envoy/envoy.yaml: {errors}\n{json}");
     }
 }
 
@@ -199,4 +132,42 @@ fn the_configurations_in_the_documents_are_right() {
 fn the_version_of_the_changelog_is_that_of_the_crate() {
     let version = concat!("## ", env!("CARGO_PKG_VERSION"));
     assert!(read("CHANGELOG.md").contains(version), "CHANGELOG.md has no {version}");
+}
+
+/// Listeners and clusters of a file under `envoy/`, by their names, and the rest of it.
+fn parts(path: &str) -> (BTreeMap<String, Value>, Value) {
+    let mut document: Value = serde_yaml_ng::from_str(&read(path)).unwrap();
+    let resources = document["static_resources"].take();
+    let lists = [&resources["listeners"], &resources["clusters"]].map(|list| list.as_array().unwrap().clone());
+    let kinds = ["listener", "cluster"].into_iter().zip(lists);
+    let named = |kind: &str, part: Value| (format!("{kind} {}", part["name"].as_str().unwrap()), part);
+    let parts = kinds.flat_map(|(kind, list)| list.into_iter().map(|part| named(kind, part)).collect::<Vec<_>>());
+    (parts.collect(), document)
+}
+
+#[test]
+fn the_shipped_configurations_differ_in_how_they_reach_redis_and_in_nothing_else() {
+    let (mut direct, direct_rest) = parts("envoy/envoy.yaml");
+    for path in ["envoy/redis-proxy.yaml", "envoy/redis-cluster.yaml"] {
+        let (mut proxied, rest) = parts(path);
+        assert_eq!(rest, direct_rest, "{path}");
+        for own in ["listener meshquota_redis_proxy", "cluster meshquota_redis_proxy"] {
+            proxied.remove(own).unwrap_or_else(|| panic!("{path} has no {own}"));
+        }
+        let tunnel = "listener meshquota_tunnel";
+        let route = "/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes/0/route/cluster";
+        let leads_to = proxied.get_mut(tunnel).unwrap().pointer_mut(route).unwrap();
+        assert_eq!(leads_to.take(), "meshquota_redis_proxy", "{path}");
+        direct.get_mut(tunnel).unwrap().pointer_mut(route).unwrap().take();
+        assert!(proxied.remove("cluster meshquota_redis").is_some());
+        let mut others = direct.clone();
+        others.remove("cluster meshquota_redis");
+        assert_eq!(proxied, others, "{path}");
+    }
+    let (mut direct, _) = parts("envoy/envoy.yaml");
+    let (mut replicas, rest) = parts("envoy/redis-replicas.yaml");
+    for parts in [&mut direct, &mut replicas] {
+        assert!(parts.remove("cluster meshquota_redis").is_some());
+    }
+    assert_eq!((replicas, rest), (direct, direct_rest));
 }

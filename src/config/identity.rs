@@ -1,27 +1,76 @@
 //! Who a request counts as: the fields `key` and `if_missing` of a rule.
 
-use super::all;
 use super::reader::{Node, Object};
-use super::scope::header_name;
+use super::scope::{a_header, header_name};
+use super::shape::{Among, Field, List, Object as Fields, Shape, Words};
 use crate::identity::{Identity, IfMissing, Part};
 
-/// The most parts that a key may have.
-const MOST_PARTS: usize = 8;
 const A_PART: &str = "a part: \"client_ip\", \"method\", \"host\", \"path\", \"route\", or an object of one field \
     header, cookie, query or property";
+
+/// The field `key`.
+pub const KEY: Shape = Shape::List(List {
+    of: "parts, such as [\"client_ip\"]",
+    element: &Shape::Either(
+        Words::new(A_PART),
+        &[Shape::Choice(&["client_ip", "method", "host", "path", "route"]), NAMED_PART],
+    ),
+    count: (0, 8),
+    otherwise: "at most 8 parts",
+});
+
+/// The field `if_missing`.
+pub const IF_MISSING: Shape = Shape::Choice(&["skip", "share"]);
+
+const NAMED_PART: Shape = Shape::Object(Fields {
+    fields: &[
+        Field::new(
+            "header",
+            Shape::Text(a_header("the name of a header, such as \"x-api-key\"")),
+            NONE,
+            "the value of the header of this name; several lines are joined by commas",
+        ),
+        Field::new(
+            "cookie",
+            NAME_OF_A_COOKIE,
+            NONE,
+            "the value of the cookie of this name; several are joined by commas",
+        ),
+        Field::new(
+            "query",
+            NAME_OF_A_PARAMETER,
+            NONE,
+            "the decoded value of the query parameter of this name; several are joined by commas",
+        ),
+        Field::new(
+            "property",
+            Shape::List(List {
+                of: "names that lead to a property, such as [\"connection\", \"uri_san_peer_certificate\"]",
+                element: &Shape::Text(Words::matching("a name on the way to a property", ".")),
+                count: (1, usize::MAX),
+                otherwise: "at least one name",
+            }),
+            NONE,
+            "an attribute of Envoy, such as `[\"connection\", \"uri_san_peer_certificate\"]`, or metadata, such as \
+             `[\"xds\", \"route_metadata\", \"filter_metadata\", \"com.example\", \"tenant\"]`",
+        ),
+    ],
+    among: &[Among {
+        names: &["header", "cookie", "query", "property"],
+        count: (1, 1),
+        otherwise: "expected one field of header, cookie, query or property",
+    }],
+});
+const NAME_OF_A_COOKIE: Shape = Shape::Text(Words::matching("the name of a cookie", "."));
+const NAME_OF_A_PARAMETER: Shape = Shape::Text(Words::matching("the name of a query parameter", "."));
+const NONE: &str = "none";
 
 /// Reads both fields of a rule.
 pub fn read(rule: &Object<'_>) -> Option<Identity> {
     let default = Identity::default();
-    let parts = rule.get("key").map_or(Some(default.parts), |node| {
-        let nodes = node.list("parts, such as [\"client_ip\"]")?;
-        if nodes.len() > MOST_PARTS {
-            node.expected(&format!("at most {MOST_PARTS} parts"));
-        }
-        all(nodes.into_iter().map(read_part))
-    });
-    let if_missing = rule.get("if_missing").map_or(Some(default.if_missing), |node| {
-        node.parsed("\"skip\" or \"share\"", |text| match text {
+    let parts = rule.or("key", default.parts, |node| node.list_of(read_part));
+    let if_missing = rule.or("if_missing", default.if_missing, |node| {
+        node.parsed(|text| match text {
             "skip" => Some(IfMissing::Skip),
             "share" => Some(IfMissing::Share),
             _ => None,
@@ -32,7 +81,7 @@ pub fn read(rule: &Object<'_>) -> Option<Identity> {
 
 fn read_part(node: Node<'_>) -> Option<Part> {
     if !node.is_object() {
-        return node.parsed(A_PART, |text| match text {
+        return node.parsed(|text| match text {
             "client_ip" => Some(Part::ClientIp),
             "method" => Some(Part::Method),
             "host" => Some(Part::Host),
@@ -41,27 +90,12 @@ fn read_part(node: Node<'_>) -> Option<Part> {
             _ => None,
         });
     }
-    let object = node.clone().object(&["header", "cookie", "query", "property"])?;
-    let name = |node: Node<'_>, what| node.parsed(what, |text| Some(text.to_owned()).filter(|text| !text.is_empty()));
-    let header = object
-        .get("header")
-        .map(|node| node.parsed("the name of a header, such as \"x-api-key\"", header_name).map(Part::Header));
-    let cookie = object.get("cookie").map(|node| name(node, "the name of a cookie").map(Part::Cookie));
-    let query = object.get("query").map(|node| name(node, "the name of a query parameter").map(Part::Query));
-    let property = object.get("property").map(|node| {
-        let what = "names that lead to a property, such as [\"connection\", \"uri_san_peer_certificate\"]";
-        let path = node.list(what)?;
-        if path.is_empty() {
-            node.expected("at least one name");
-        }
-        all(path.into_iter().map(|node| name(node, "a name on the way to a property"))).map(Part::Property)
-    });
-    let mut parts = [header, cookie, query, property].into_iter().flatten();
-    match (parts.next(), parts.next()) {
-        (Some(part), None) => part,
-        _ => {
-            node.expected(A_PART);
-            None
-        }
-    }
+    let (name, node) = node.object()?.present().next()?;
+    let text = |node: &Node<'_>| node.parsed(|text| (!text.is_empty()).then(|| text.to_owned()));
+    Some(match name {
+        "header" => Part::Header(node.parsed(header_name)?),
+        "cookie" => Part::Cookie(text(&node)?),
+        "query" => Part::Query(text(&node)?),
+        _ => Part::Property(node.list_of(|node| text(&node))?),
+    })
 }

@@ -13,6 +13,8 @@ pub enum Failure {
     Timeout,
     /// As many calls as allowed are in flight already. This one was not sent.
     Overload,
+    /// So many calls failed before it that this one was not made.
+    Breaker,
     /// The server, or the way to it, said no.
     Error {
         /// Which of the known kinds of error it was.
@@ -34,6 +36,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Timeout => f.write_str("timeout: no answer within redis.timeout"),
             Self::Overload => f.write_str("overload: redis.max_in_flight calls are waiting already"),
+            Self::Breaker => f.write_str("breaker: Redis has failed too often in a row"),
             Self::Error { kind, cause } => write!(f, "{}: {cause}", kind.name()),
         }
     }

@@ -59,7 +59,7 @@ impl Replies {
     ///
     /// # Errors
     /// A [`Violation`]; the stream is then out of step and of no more use.
-    pub fn next(&mut self) -> Result<Option<Reply>, Violation> {
+    pub fn take(&mut self) -> Result<Option<Reply>, Violation> {
         if measure(&self.buffer)?.is_none() {
             return Ok(None);
         }
@@ -158,14 +158,14 @@ mod tests {
 
     fn all(replies: &mut Replies) -> Result<Vec<Reply>, Violation> {
         let mut found = Vec::new();
-        while let Some(reply) = replies.next()? {
+        while let Some(reply) = replies.take()? {
             found.push(reply);
         }
         Ok(found)
     }
 
     const STREAM: &[u8] =
-        b"*5\r\n:1\r\n:9\r\n:0\r\n:1000\r\n:0\r\n-NOSCRIPT No matching script.\r\n+OK\r\n$3\r\na\r\n\r\n$-1\r\n*0\r\n:-7\r\n*-1\r\n";
+        b"*4\r\n:1\r\n:9\r\n:0\r\n:1000\r\n-NOSCRIPT No matching script.\r\n+OK\r\n$3\r\na\r\n\r\n$-1\r\n*0\r\n:-7\r\n*-1\r\n";
 
     #[test]
     fn a_stream_means_the_same_however_it_is_cut() {
@@ -235,7 +235,7 @@ mod tests {
             replies.push(start);
             let mut most = 0;
             let end = loop {
-                match replies.next() {
+                match replies.take() {
                     Ok(Some(reply)) => panic!("{reply:?}"),
                     Ok(None) => replies.push(more),
                     Err(violation) => break violation,

@@ -1,14 +1,50 @@
 //! The calls of the proxy-wasm ABI (version 0.2.1) that the filter makes.
 //!
-//! The SDK has wrappers of its own, but they panic on a status that they do not expect and on text that is not UTF-8.
-//! These return whatever the proxy says, and bytes.
+//! Each returns whatever the proxy says. Texts of requests are bytes: a header may hold anything.
 
 use std::time::Duration;
 
-use proxy_wasm::types::{BufferType, LogLevel, MapType};
-
 use crate::response::{Header, LocalReply};
 use crate::stats::{Metric, MetricType};
+
+/// What becomes of a request or a response after a callback.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// It goes on.
+    Continue = 0,
+    /// It waits, with all that comes after it.
+    Pause = 1,
+}
+
+/// How urgent a line of the log is.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum LogLevel {
+    Info = 2,
+    Warn = 3,
+    Error = 4,
+}
+
+/// Bytes that the proxy has.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum BufferType {
+    /// The message of a gRPC stream, inside its callback.
+    StreamMessage = 5,
+    /// The configuration of the root context, inside that callback.
+    PluginConfiguration = 7,
+}
+
+/// Headers that the proxy has.
+#[repr(u32)]
+#[derive(Clone, Copy)]
+pub enum Headers {
+    Request = 0,
+    Response = 2,
+    /// The headers of a gRPC stream's response, inside that callback.
+    Stream = 4,
+}
 
 /// A status other than OK. What it was changes nothing for a caller, except that the call did not happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,8 +85,27 @@ unsafe extern "C" {
     ) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_set_effective_context(context_id: u32) -> u32;
+    fn proxy_grpc_stream(
+        cluster: *const u8,
+        cluster_size: usize,
+        service: *const u8,
+        service_size: usize,
+        method: *const u8,
+        method_size: usize,
+        metadata: *const u8,
+        metadata_size: usize,
+        token: *mut u32,
+    ) -> u32;
     fn proxy_grpc_send(token: u32, message: *const u8, size: usize, end_stream: u32) -> u32;
     fn proxy_grpc_cancel(token: u32) -> u32;
+    fn proxy_call_foreign_function(
+        name: *const u8,
+        name_size: usize,
+        arguments: *const u8,
+        arguments_size: usize,
+        result: *mut *mut u8,
+        result_size: *mut usize,
+    ) -> u32;
     fn proxy_get_status(code: *mut u32, message: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_define_metric(metric_type: u32, name: *const u8, size: usize, id: *mut u32) -> u32;
     fn proxy_increment_metric(id: u32, by: i64) -> u32;
@@ -61,13 +116,17 @@ fn ok(status: u32) -> Result<(), Refused> {
     if status == 0 { Ok(()) } else { Err(Refused(status)) }
 }
 
-/// Takes over memory that the proxy had allocated in this module for a value.
+/// Memory of so many bytes for the proxy to write a value into.
+pub fn allocated(size: usize) -> *mut u8 {
+    Box::into_raw(vec![0_u8; size].into_boxed_slice()).cast()
+}
+
+/// Takes over memory that the proxy had [allocated](allocated) for a value.
 fn taken(value: *mut u8, size: usize) -> Vec<u8> {
     if value.is_null() {
         return Vec::new();
     }
-    // SAFETY: the proxy got this memory from the SDK's `proxy_on_memory_allocate`, which is a vector of that capacity,
-    // has filled it, and has forgotten it.
+    // SAFETY: the proxy got this memory from `allocated`, a boxed slice of that size, has filled it, and has forgotten it.
     unsafe { Vec::from_raw_parts(value, size, size) }
 }
 
@@ -101,6 +160,31 @@ pub fn property(path: &[&str]) -> Option<Vec<u8>> {
     ok(status).ok().map(|()| taken(value, size))
 }
 
+/// Has a property of requests last for as long as the request does, and not only until an internal redirect begins it anew.
+/// The effective context is a root context. Refused where that is so already.
+pub fn keep_property(name: &str) -> Result<(), Refused> {
+    const FUNCTION: &str = "declare_property";
+    // Envoy's message DeclarePropertyArguments: the name is field 1, the type is field 3 (1 is a string), the span is
+    // field 5 (1 is the request).
+    let mut arguments = vec![0x0A, u8::try_from(name.len()).unwrap_or(0)];
+    arguments.extend_from_slice(name.as_bytes());
+    arguments.extend([0x18, 1, 0x28, 1]);
+    let (mut value, mut size) = (std::ptr::null_mut(), 0);
+    // SAFETY: as in `property`.
+    let status = unsafe {
+        proxy_call_foreign_function(
+            FUNCTION.as_ptr(),
+            FUNCTION.len(),
+            arguments.as_ptr(),
+            arguments.len(),
+            &mut value,
+            &mut size,
+        )
+    };
+    drop(taken(value, size));
+    ok(status)
+}
+
 /// Sets a property of the effective context, which an access log reads as `%FILTER_STATE(wasm.NAME:PLAIN)%`.
 pub fn set_property(name: &str, value: &str) -> Result<(), Refused> {
     ok(unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
@@ -115,7 +199,7 @@ pub fn buffer(buffer: BufferType, length: usize) -> Option<Vec<u8>> {
 }
 
 /// A header's value. The proxy joins the lines of x-forwarded-for; of others it gives the first.
-pub fn header(map: MapType, name: &str) -> Option<Vec<u8>> {
+pub fn header(map: Headers, name: &str) -> Option<Vec<u8>> {
     let (mut value, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: as in `property`.
     let status = unsafe { proxy_get_header_map_value(map as u32, name.as_ptr(), name.len(), &mut value, &mut size) };
@@ -123,7 +207,7 @@ pub fn header(map: MapType, name: &str) -> Option<Vec<u8>> {
 }
 
 /// All headers, line by line, in their order. Names are in lower case.
-pub fn headers(map: MapType) -> Vec<(Vec<u8>, Vec<u8>)> {
+pub fn headers(map: Headers) -> Vec<(Vec<u8>, Vec<u8>)> {
     let (mut value, mut size) = (std::ptr::null_mut(), 0);
     // SAFETY: as in `property`.
     let status = unsafe { proxy_get_header_map_pairs(map as u32, &mut value, &mut size) };
@@ -150,7 +234,7 @@ fn deserialized(bytes: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
 }
 
 /// Sets a header, in place of all of that name.
-pub fn set_header(map: MapType, name: &str, value: &str) -> Result<(), Refused> {
+pub fn set_header(map: Headers, name: &str, value: &str) -> Result<(), Refused> {
     ok(unsafe { proxy_replace_header_map_value(map as u32, name.as_ptr(), name.len(), value.as_ptr(), value.len()) })
 }
 
@@ -200,6 +284,27 @@ pub fn continue_request() -> Result<(), Refused> {
 /// Makes the calls that follow count for another context. Refused where that context is gone: a normal case.
 pub fn set_effective_context(context_id: u32) -> Result<(), Refused> {
     ok(unsafe { proxy_set_effective_context(context_id) })
+}
+
+/// Opens a gRPC stream without metadata. Its callbacks go to the effective context, which must be a root context.
+pub fn grpc_open(cluster: &str, service: &str, method: &str) -> Result<u32, Refused> {
+    let metadata = serialized(&[]);
+    let mut token = 0;
+    // SAFETY: the last pointer is to a local.
+    ok(unsafe {
+        proxy_grpc_stream(
+            cluster.as_ptr(),
+            cluster.len(),
+            service.as_ptr(),
+            service.len(),
+            method.as_ptr(),
+            method.len(),
+            metadata.as_ptr(),
+            metadata.len(),
+            &mut token,
+        )
+    })?;
+    Ok(token)
 }
 
 /// Sends a message on a gRPC stream. The effective context must be the one that opened it.

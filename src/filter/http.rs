@@ -3,24 +3,21 @@
 use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
-use proxy_wasm::traits::{Context, HttpContext};
-use proxy_wasm::types::{Action, MapType};
-
-use super::host;
-use super::worker::{Worker, set};
+use super::host::{self, Action, Headers};
+use super::worker::Worker;
 use crate::request::Facts;
 use crate::response::{Answer, Header};
 
 /// Where a request is.
-pub enum Phase {
+enum Phase {
     /// Its headers have not come. A response now is the proxy's own or an earlier filter's.
     New,
     /// It is paused until its decision comes.
     Waiting,
     /// It was let through; the response gets these headers.
     Admitted(Vec<Header>),
-    /// It goes on, since no rule applies.
-    Passed,
+    /// The response that it was let through for has come, or its context has ended.
+    Done,
     /// The filter has answered it. What comes back is that answer.
     Answered,
 }
@@ -35,10 +32,10 @@ struct Live {
 impl Facts for Live {
     fn header(&self, name: &str) -> Option<Vec<u8>> {
         // Of these there is one line, or the proxy joins them.
-        if name.starts_with(':') || name == "x-forwarded-for" {
-            return host::header(MapType::HttpRequestHeaders, name);
+        if name.starts_with(':') || matches!(name, "x-forwarded-for" | "x-envoy-original-url") {
+            return host::header(Headers::Request, name);
         }
-        let headers = self.headers.get_or_init(|| host::headers(MapType::HttpRequestHeaders));
+        let headers = self.headers.get_or_init(|| host::headers(Headers::Request));
         let lines = headers.iter().filter(|(other, _)| other == name.as_bytes()).map(|(_, value)| value.as_slice());
         let lines = lines.collect::<Vec<_>>();
         (!lines.is_empty()).then(|| lines.join(b",".as_slice()))
@@ -49,62 +46,86 @@ impl Facts for Live {
     }
 }
 
+/// A request.
 pub struct Http {
     id: u32,
     /// `None` where the root context has no configuration, and so no rule.
     worker: Option<Worker>,
-    phase: Rc<RefCell<Phase>>,
+    phase: RefCell<Phase>,
+    /// The rules that it has met, by their places in the configuration.
+    met: OnceCell<Vec<usize>>,
 }
 
 impl Http {
-    pub fn new(id: u32, worker: Option<Worker>) -> Self {
-        Self { id, worker, phase: Rc::new(RefCell::new(Phase::New)) }
+    /// A request whose headers have not come.
+    pub const fn new(id: u32, worker: Option<Worker>) -> Self {
+        Self { id, worker, phase: RefCell::new(Phase::New), met: OnceCell::new() }
     }
-}
 
-impl Context for Http {
-    fn on_done(&mut self) -> bool {
-        if let Some(worker) = &self.worker {
-            worker.gone(self.id);
+    /// The proxy's number for its context.
+    pub const fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// Its headers have come. Its context is the effective one.
+    pub fn on_request_headers(self: Rc<Self>) -> Action {
+        match &self.worker {
+            Some(worker) => worker.request(&self, &Live::default()),
+            None => Action::Continue,
         }
-        true
     }
-}
 
-impl HttpContext for Http {
-    fn on_http_request_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
-        let Some(worker) = &self.worker else {
-            return Action::Continue;
-        };
-        let Some(decision) = worker.request(self.id, &Live::default(), &self.phase) else {
-            return match self.phase.try_borrow().as_deref() {
-                Ok(Phase::Waiting) => Action::Pause,
-                _ => Action::Continue,
-            };
-        };
-        worker.log_decision(&decision);
-        match worker.answer(&decision) {
+    /// The headers of a response have come: of the upstream, of an earlier filter, or the filter's own.
+    pub fn on_response_headers(&self) {
+        // While it waits, the proxy may have answered it by itself: it waits until its context ends.
+        if matches!(self.phase.try_borrow().as_deref(), Ok(Phase::Admitted(_)))
+            && let Phase::Admitted(headers) = self.set(Phase::Done)
+        {
+            for (name, value) in headers {
+                let _ = host::set_header(Headers::Response, &name, &value);
+            }
+        }
+    }
+
+    /// Its context ends. Where no response has come, this may be because the proxy follows a redirect itself: it makes a new
+    /// request of it next, which finds out here what it has met.
+    pub fn on_delete(&self) {
+        match (&self.worker, self.set(Phase::Done)) {
+            (Some(worker), Phase::Waiting) => worker.gone(self.id),
+            (Some(worker), Phase::Admitted(_)) => worker.remember(self.met.get().map_or(&[], Vec::as_slice)),
+            _ => {}
+        }
+    }
+
+    /// It has met these rules.
+    pub fn meets(&self, rules: Vec<usize>) {
+        let _ = self.met.set(rules);
+    }
+
+    /// It waits for its decision.
+    pub fn wait(&self) -> Action {
+        self.set(Phase::Waiting);
+        Action::Pause
+    }
+
+    /// Answers it, or says that it goes on. Its context is the effective one.
+    pub fn answer(&self, answer: Answer) -> Action {
+        match answer {
             Answer::Continue(headers) => {
-                set(&self.phase, Phase::Admitted(headers));
+                self.set(Phase::Admitted(headers));
                 Action::Continue
             }
             Answer::Reply(reply) => {
-                set(&self.phase, Phase::Answered);
+                self.set(Phase::Answered);
                 let _ = host::send_local_reply(&reply);
                 Action::Pause
             }
         }
     }
 
-    fn on_http_response_headers(&mut self, _headers: usize, _end_of_stream: bool) -> Action {
-        let Ok(phase) = self.phase.try_borrow() else {
-            return Action::Continue;
-        };
-        if let Phase::Admitted(headers) = &*phase {
-            for (name, value) in headers {
-                let _ = host::set_header(MapType::HttpResponseHeaders, name, value);
-            }
-        }
-        Action::Continue
+    /// Goes on to another phase, and returns the one before. Nothing is called while the phase is in use, and so it never is
+    /// here.
+    fn set(&self, to: Phase) -> Phase {
+        self.phase.try_borrow_mut().map_or(Phase::Done, |mut phase| std::mem::replace(&mut phase, to))
     }
 }

@@ -1,20 +1,20 @@
 //! What the contexts of one worker share, and how the limiter's effects are carried out.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use proxy_wasm::types::LogLevel;
+use nohash_hasher::IntMap;
 
-use super::host;
-use super::http::Phase;
+use super::host::{self, Action, LogLevel};
+use super::http::Http;
 use crate::config::Config;
 use crate::decision::Decision;
 use crate::limiter::{Admission, Effect, Limiter, RequestId};
 use crate::outage::Line;
 use crate::request::Facts;
 use crate::response::{self, Answer};
+use crate::rule::Application;
 use crate::stats::{Change, Stats};
 
 /// The time between ticks while nothing is under way. Only a guard: whatever needs one sooner asks for it.
@@ -25,6 +25,9 @@ const FLUSH_TICK: Duration = Duration::from_millis(50);
 /// The method of the stream's request, which the tunnel does not look at.
 const SERVICE: &str = "meshquota";
 const METHOD: &str = "Tunnel";
+
+/// The property in which the rules stand that a request has met, by their places in the configuration.
+const MET: &str = "quota_met";
 
 /// A handle on what the contexts of one worker and one configuration share.
 #[derive(Clone)]
@@ -39,8 +42,8 @@ struct State {
     metrics: Vec<u32>,
     /// The stream to Redis, where there is one.
     stream: Option<u32>,
-    /// Where to put the decisions of the requests that wait.
-    phases: HashMap<RequestId, Rc<RefCell<Phase>>>,
+    /// The requests that wait for their decisions.
+    waiting: IntMap<RequestId, Rc<Http>>,
     /// The tick period that the proxy was asked for last.
     tick: Option<Duration>,
 }
@@ -62,12 +65,13 @@ impl Worker {
             metrics.push(host::define_metric(&metric).unwrap_or(u32::MAX));
         }
         let limiter = Limiter::new(config, seed(root_id), Instant::now());
-        let state = State { limiter, metrics, stream: None, phases: HashMap::new(), tick: None };
+        let state = State { limiter, metrics, stream: None, waiting: IntMap::default(), tick: None };
         Self { root_id, state: Rc::new(RefCell::new(state)) }
     }
 
     /// Asks for the first tick, which opens the stream. The root context is the effective one.
     pub fn start(&self) {
+        let _ = host::keep_property(MET);
         self.arm(Instant::now(), self.root_id, Next::Sooner);
     }
 
@@ -77,40 +81,48 @@ impl Worker {
         self.state.try_borrow_mut().ok().map(|mut state| act(&mut state))
     }
 
-    /// A request has come; its context is the effective one. `None` where it waits or no rule applies: the phase says
-    /// which.
-    pub fn request(&self, id: RequestId, facts: &dyn Facts, phase: &Rc<RefCell<Phase>>) -> Option<Decision> {
-        let now = Instant::now();
+    /// The headers of a request have come; its context is the effective one. Returns what becomes of it now.
+    pub fn request(&self, request: &Rc<Http>, facts: &dyn Facts) -> Action {
+        let mut met = self.with(|state| state.limiter.meets(facts)).unwrap_or_default();
+        let mut done = if met.is_empty() { Vec::new() } else { met_before(facts) };
+        met.retain(|application| !done.contains(&application.rule()));
+        if met.is_empty() {
+            return Action::Continue;
+        }
+        done.extend(met.iter().map(Application::rule));
+        request.meets(done);
+        let (now, id) = (Instant::now(), request.id());
         let admission = self.with(|state| {
-            let admission = state.limiter.request(now, host::wall_ms, id, facts);
+            let admission = state.limiter.request(now, host::wall_ms, id, met);
             if admission == Admission::Waits {
-                state.phases.insert(id, Rc::clone(phase));
+                state.waiting.insert(id, Rc::clone(request));
             }
             admission
         });
-        let decided = match admission {
-            Some(Admission::Waits) => {
-                set(phase, Phase::Waiting);
-                None
-            }
-            Some(Admission::Decided(decision)) => Some(decision),
-            Some(Admission::NotLimited) | None => {
-                set(phase, Phase::Passed);
-                None
-            }
-        };
         // The calls go out on the stream of the root context.
         let sooner = self.carry_out(now, id);
-        decided.or(sooner)
+        match (admission, sooner) {
+            (Some(Admission::Decided(decision)), _) | (Some(Admission::Waits), Some(decision)) => {
+                request.answer(self.answer(&decision))
+            }
+            (Some(Admission::Waits), None) => request.wait(),
+            (Some(Admission::NotLimited) | None, _) => request.answer(Answer::Continue(Vec::new())),
+        }
     }
 
     /// The context of a request ends.
     pub fn gone(&self, id: RequestId) {
         self.with(|state| {
-            if state.phases.remove(&id).is_some() {
+            if state.waiting.remove(&id).is_some() {
                 state.limiter.gone(id);
             }
         });
+    }
+
+    /// Writes down which rules the request of the effective context has met.
+    pub fn remember(&self, rules: &[usize]) {
+        let rules = rules.iter().map(usize::to_string).collect::<Vec<_>>();
+        let _ = host::set_property(MET, &rules.join(","));
     }
 
     /// A tick of the root context.
@@ -144,11 +156,9 @@ impl Worker {
 
     /// The configuration ends on this worker: no request is left.
     pub fn shut_down(&self) {
-        if let Some(token) = self.with(|state| state.stream.take()).flatten() {
-            let _ = host::grpc_cancel(token);
-        }
+        self.close(self.root_id);
         // Brings the gauges back to zero.
-        self.with(|state| state.limiter.closed(Instant::now(), "shutting down"));
+        self.with(|state| state.limiter.shut_down(Instant::now()));
         self.flush();
     }
 
@@ -171,20 +181,27 @@ impl Worker {
     /// the proxy made the current callback. The decision for that very context is returned and not carried out: a
     /// request that is not paused yet cannot be resumed.
     fn carry_out(&self, now: Instant, effective: u32) -> Option<Decision> {
-        let mut own = None;
+        // A decision leaves its request's context the effective one: the next one makes another so anyway.
+        let (mut own, mut context) = (None, effective);
         while let Some(effect) = self.with(|state| state.limiter.next_effect(now)).flatten() {
             match effect {
                 Effect::Open => self.open(now),
-                Effect::Send(bytes) => self.send(now, &bytes, effective),
-                Effect::Close => self.close(effective),
+                Effect::Send(bytes) => self.send(now, &bytes, context),
+                Effect::Close => self.close(context),
                 Effect::Decide(id, decision) if id == effective => {
-                    self.with(|state| state.phases.remove(&id));
+                    self.with(|state| state.waiting.remove(&id));
                     own = Some(decision);
                 }
-                Effect::Decide(id, decision) => self.decide(id, &decision, effective),
+                Effect::Decide(id, decision) => {
+                    self.decide(id, &decision);
+                    context = id;
+                }
                 Effect::Log(Line::Warning(line)) => host::log(LogLevel::Warn, &line),
                 Effect::Log(Line::Info(line)) => host::log(LogLevel::Info, &line),
             }
+        }
+        if context != effective {
+            let _ = host::set_effective_context(effective);
         }
         self.arm(now, effective, Next::Sooner);
         own
@@ -193,9 +210,9 @@ impl Worker {
     fn open(&self, now: Instant) {
         let cluster = self.with(|state| state.limiter.config().redis.cluster.clone());
         let Some(cluster) = cluster else { return };
-        // The SDK hands the stream's callbacks to the context that is active now: effects that open a stream come from
+        // The stream's callbacks go to the context that is the effective one now: effects that open a stream come from
         // ticks, which are the root context's.
-        match proxy_wasm::hostcalls::open_grpc_stream(&cluster, SERVICE, METHOD, Vec::new()) {
+        match host::grpc_open(&cluster, SERVICE, METHOD) {
             Ok(token) => {
                 self.with(|state| state.stream = Some(token));
             }
@@ -219,40 +236,28 @@ impl Worker {
 
     fn close(&self, effective: u32) {
         if let Some(token) = self.with(|state| state.stream.take()).flatten() {
-            // Refused where it is closed already. The SDK forgets a token only at a close that the proxy reports, and
-            // none follows a cancel: a few bytes stay behind for each stream that is given up.
+            // Refused where it is closed already.
             let _ = self.as_root(effective, || host::grpc_cancel(token));
         }
     }
 
     /// Does to a request what was decided. Its client may have left: a normal case.
-    fn decide(&self, id: RequestId, decision: &Decision, effective: u32) {
-        let phase = self.with(|state| state.phases.remove(&id)).flatten();
-        let Some(phase) = phase else { return };
-        if host::set_effective_context(id).is_ok() {
-            self.log_decision(decision);
-            match self.answer(decision) {
-                Answer::Continue(headers) => {
-                    set(&phase, Phase::Admitted(headers));
-                    let _ = host::continue_request();
-                }
-                Answer::Reply(reply) => {
-                    set(&phase, Phase::Answered);
-                    let _ = host::send_local_reply(&reply);
-                }
-            }
+    fn decide(&self, id: RequestId, decision: &Decision) {
+        let Some(request) = self.with(|state| state.waiting.remove(&id)).flatten() else { return };
+        if host::set_effective_context(id).is_ok() && request.answer(self.answer(decision)) == Action::Continue {
+            let _ = host::continue_request();
         }
-        let _ = host::set_effective_context(effective);
     }
 
-    /// What to do to a request for which this was decided.
-    pub fn answer(&self, decision: &Decision) -> Answer {
+    /// What to do to the request of the effective context, for which this was decided. It is also said in its access log.
+    fn answer(&self, decision: &Decision) -> Answer {
+        self.log_decision(decision);
         let answer = self.with(|state| response::answer(state.limiter.config(), decision));
         answer.unwrap_or(Answer::Continue(Vec::new()))
     }
 
     /// Writes a decision where an access log finds it. The request's context is the effective one.
-    pub fn log_decision(&self, decision: &Decision) {
+    fn log_decision(&self, decision: &Decision) {
         let (outcome, rule) = decision.told();
         let _ = host::set_property("quota_decision", outcome.name());
         let rule = self.with(|state| state.limiter.config().rules.get(rule).map(|rule| rule.name().clone()));
@@ -306,11 +311,14 @@ impl Worker {
     }
 }
 
-/// Sets a phase. It is in use only while its own context changes it, which calls nothing.
-pub fn set(phase: &RefCell<Phase>, to: Phase) {
-    if let Ok(mut phase) = phase.try_borrow_mut() {
-        *phase = to;
+/// The rules that a request met before the proxy followed a redirect itself: they are done with it. Anybody may send the
+/// header; only this filter writes the property.
+fn met_before(facts: &dyn Facts) -> Vec<usize> {
+    if facts.header("x-envoy-original-url").is_none() {
+        return Vec::new();
     }
+    let before = facts.property(&[MET]).unwrap_or_default();
+    String::from_utf8_lossy(&before).split(',').filter_map(|rule| rule.parse().ok()).collect()
 }
 
 /// A number that differs between workers and starts: their clocks and places in memory do.

@@ -181,6 +181,11 @@ impl<'a> Run<'a> {
                 let when_full = self.model.view(i, at - SLACK, &self.limits[i]);
                 prop_assert_eq!(when_full.units, full(&self.limits[i]));
             }
+            if !same_limit {
+                // It was full under its old limit, and is full under its new one from here.
+                self.ledgers[i].check()?;
+                self.ledgers[i] = Ledger::new(&self.limits[i]);
+            }
             self.store.wire.command(&["DEL", &key(i)]);
             self.not_before = self.not_before.max(at - SLACK);
             self.model.buckets[i] = None;
@@ -292,13 +297,14 @@ fn check_text(stored: &[Option<String>; 2], bucket: Bucket, limit: &Limit) -> Te
 struct Ledger {
     capacity: u64,
     fastest: Refill,
-    replaced: u128,
+    /// The periods of limits that came later: under each a level is cut to other units.
+    cut_to: Vec<u64>,
     entries: Vec<(u64, i128)>,
 }
 
 impl Ledger {
     fn new(limit: &Limit) -> Self {
-        Self { capacity: limit.capacity().get(), fastest: limit.refill(), replaced: 0, entries: Vec::new() }
+        Self { capacity: limit.capacity().get(), fastest: limit.refill(), cut_to: Vec::new(), entries: Vec::new() }
     }
 
     fn allow(&mut self, limit: &Limit) {
@@ -309,7 +315,7 @@ impl Ledger {
         if faster(limit.refill(), self.fastest) {
             self.fastest = limit.refill();
         }
-        self.replaced += 1;
+        self.cut_to.push(limit.refill().period_ms());
     }
 
     fn add(&mut self, at: u64, tokens: i128) {
@@ -319,16 +325,17 @@ impl Ledger {
 
     /// In every window, what was admitted is at most the capacity and what the time brought.
     fn check(&self) -> TestCaseResult {
+        // Such a level may be above what it was by a hundredth of a new unit.
+        let period = self.fastest.period_ms();
+        let gained = self.cut_to.iter().map(|cut_to| u128::from(period.div_ceil(100 * cut_to))).sum::<u128>();
         for (first, &(start, _)) in self.entries.iter().enumerate() {
             let mut admitted = 0_i128;
             for &(end, tokens) in &self.entries[first..] {
                 admitted += tokens;
                 let time = u128::from(end - start);
-                // A level that another refill has cut to its own units may be off by a hundredth of one.
-                let allowed = u128::from(self.capacity) * u128::from(self.fastest.period_ms())
-                    + time * u128::from(self.fastest.tokens())
-                    + self.replaced;
-                let admitted = admitted * i128::from(self.fastest.period_ms());
+                let allowed =
+                    u128::from(self.capacity) * u128::from(period) + time * u128::from(self.fastest.tokens()) + gained;
+                let admitted = admitted * i128::from(period);
                 prop_assert!(admitted <= allowed as i128, "{:?}", &self.entries[first..]);
             }
         }

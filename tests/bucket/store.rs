@@ -150,8 +150,10 @@ pub fn integer(frame: &BytesFrame) -> i64 {
     }
 }
 
+/// The integers of a reply. The last is the limit, which is not told where it is the first.
 pub fn five(frame: &BytesFrame) -> [i64; 5] {
-    let fields: Vec<i64> = array(frame).iter().map(integer).collect();
+    let mut fields: Vec<i64> = array(frame).iter().map(integer).collect();
+    fields.resize(fields.len().max(5), 0);
     fields.try_into().unwrap()
 }
 

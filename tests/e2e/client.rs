@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::quota;
 use crate::support::app::{ANSWER, App};
-use crate::support::envoy::{PATIENT, Setup};
+use crate::support::envoy::{NEWEST, OLDER, PATIENT, Setup};
 use crate::support::http::{Body, Client, Message, Request};
 use crate::support::http2::Http2;
 use crate::support::server::{Kind, Server};
+use crate::{forgetful, quota};
 
 /// Ten tokens, and one more a minute.
 fn ten(redis: &Server, app: &App) -> Setup {
-    Setup::new(redis.port(), app).configuration(json!({
+    Setup::new(redis.port(), app).configuration(forgetful(json!({
         "redis": {"timeout": PATIENT},
         "rules": [{"name": "per-ip", "limits": [{"capacity": 10, "refill": "1/min"}]}],
-    }))
+    })))
 }
 
 /// Everything that the contract says of a denial, over HTTP/1.1 or HTTP/2, when `since` the bucket has missed its tokens.
@@ -183,6 +183,50 @@ fn quota_headers_that_the_service_sets_are_replaced_and_not_doubled() {
     assert!(response.number("x-ratelimit-reset").unwrap() <= 60);
     assert_eq!(response.header("x-other").as_deref(), Some("kept"));
     envoy.finish();
+}
+
+#[test]
+fn a_request_that_envoy_redirects_itself_is_charged_once_by_each_rule() {
+    for version in [NEWEST].into_iter().chain(OLDER) {
+        let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+        let limits = json!([{"capacity": 10, "refill": "1/day"}]);
+        let envoy = Setup::new(redis.port(), &app)
+            .version(version)
+            .configuration(json!({
+                "redis": {"timeout": PATIENT},
+                "rules": [
+                    {"name": "all", "limits": limits},
+                    {"name": "there", "match": {"path": "/there"}, "limits": [{"capacity": 4, "refill": "1/day"}]},
+                    {"name": "on_the_way", "match": {"path": "/elsewhere"}, "limits": limits},
+                ],
+            }))
+            .tweak(|document| {
+                let route = &mut document.manager("ingress")["route_config"]["virtual_hosts"][0]["routes"][0]["route"];
+                route["internal_redirect_policy"] =
+                    json!({"allow_cross_scheme_redirect": true, "max_internal_redirects": 2});
+            })
+            .start();
+        let left = |rule: &str| {
+            let key = format!("quota:{{{rule}:127.0.0.1}}:0");
+            redis::Commands::hget::<_, _, Option<f64>>(&mut redis.client(), key, "tokens").unwrap().map(f64::floor)
+        };
+        assert_eq!(envoy.get("/elsewhere").text(), ANSWER);
+        assert_eq!((left("all"), left("there")), (Some(9.0), Some(3.0)), "{version}");
+        assert_eq!(app.count(), 2, "{version}: Envoy followed the redirect");
+        // Whoever sends the header that Envoy adds then is charged all the same.
+        let forged = Request::get("/there").with("x-envoy-original-url", "http://app/elsewhere");
+        assert_eq!(quota(&envoy.client().exchange(&forged)), Some((4, 2)));
+        assert_eq!((left("all"), left("there")), (Some(8.0), Some(2.0)), "{version}");
+        // What was met at first is not forgotten at the second redirect, on whose way another rule is met.
+        assert_eq!(envoy.get("/far").text(), ANSWER);
+        assert_eq!(app.count(), 6, "{version}");
+        let left_now = ["all", "on_the_way", "there"].map(left);
+        assert_eq!(left_now, [Some(7.0), Some(8.0), Some(1.0)], "{version}");
+        // And nobody comes to where a rule is by way of a redirect that the rule is not for.
+        assert_eq!(envoy.get("/elsewhere").status(), 200);
+        assert_eq!(envoy.get("/elsewhere").status(), 429, "{version}");
+        envoy.finish();
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::app::App;
 use crate::support::envoy::{Document, Envoy, Setup};
-use crate::support::http::{Request, at_once, with_status};
+use crate::support::http::{Request, at_once_from_each, with_status};
 use crate::support::server::{Kind, Server, wait_until};
 use crate::support::shim::{Mode, Shim};
 use crate::{is_waved_through, quota, slow};
@@ -131,6 +131,27 @@ fn numbers_that_a_control_plane_wrote_as_floats_are_taken() {
     envoy.finish();
 }
 
+#[test]
+fn what_is_legal_and_surely_not_meant_is_taken_and_said() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let mut envoy = Setup::new(redis.port(), &app)
+        .configuration(json!({
+            "redis": {"timeout": "5s"},
+            "rules": [
+                {"name": "per-ip", "limits": [{"capacity": 10, "refill": "1/day"}, {"capacity": 20, "refill": "1/s"}]},
+                {"name": "login", "match": {"path": "/login"}, "limits": [{"capacity": 10, "refill": "1/s"}]},
+            ],
+        }))
+        .start();
+    envoy.tolerate("the configuration is taken, but");
+    assert_eq!(quota(&envoy.get("/")), Some((10, 9)));
+    let log = envoy.log();
+    assert!(log.contains("the configuration is taken, but rules[0].limits[1]: never binds"), "{log}");
+    assert!(log.contains("the configuration is taken, but rules[1]: never denies a request"), "{log}");
+    assert!(log.contains("is rules[0] (\"per-ip\")"), "{log}");
+    envoy.finish();
+}
+
 /// Waits until Envoy has taken so many updates of its listeners, the first one included.
 fn updated(envoy: &Envoy, times: i64) {
     wait_until("the listener is updated", || envoy.statistic("listener_manager.lds.update_success") >= times);
@@ -187,7 +208,7 @@ fn requests_that_wait_while_the_configuration_changes_are_decided() {
     shim.forget();
     shim.set(Mode::Hold);
     let ingress = envoy.ingress();
-    let requests = std::thread::spawn(move || at_once(ingress, 200, &Request::get("/")));
+    let requests = std::thread::spawn(move || at_once_from_each(ingress, 200, &Request::get("/")));
     shim.wait_for("EVALSHA", 200);
     envoy.reload(&slow(2000, "10s"));
     updated(&envoy, 2);
@@ -217,7 +238,7 @@ fn requests_that_wait_in_vain_while_the_configuration_changes_are_let_through() 
     shim.set(Mode::Hold);
     let ingress = envoy.ingress();
     let sent = shim.count("EVALSHA");
-    let requests = std::thread::spawn(move || at_once(ingress, 50, &Request::get("/")));
+    let requests = std::thread::spawn(move || at_once_from_each(ingress, 50, &Request::get("/")));
     shim.wait_for("EVALSHA", sent + 50);
     envoy.reload(&slow(2000, "5s"));
     updated(&envoy, 2);

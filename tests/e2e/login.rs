@@ -10,7 +10,7 @@ use crate::support::app::App;
 use crate::support::envoy::{Document, Envoy, PATIENT, Setup};
 use crate::support::server::{Kind, Server, free_port, wait_until};
 use crate::support::shim::Shim;
-use crate::{KEY, is_waved_through, quota};
+use crate::{KEY, forgetful, is_waved_through, quota, until_decided};
 
 const PASSWORD: &str = "correct-horse-battery-staple";
 const WRONG: &str = "tr0ub4dor-and-3";
@@ -33,15 +33,6 @@ fn check_secrecy(envoy: &Envoy) {
     for secret in [PASSWORD, WRONG] {
         assert!(!log.contains(secret), "the log has the password");
     }
-}
-
-fn until_decided(envoy: &Envoy) -> (u64, u64) {
-    let mut found = None;
-    wait_until("a request is decided by Redis", || {
-        found = quota(&envoy.get("/"));
-        found.is_some()
-    });
-    found.unwrap()
 }
 
 #[test]
@@ -103,13 +94,13 @@ fn a_wrong_password_sends_no_call_and_the_right_one_is_noticed_when_it_comes() {
     for _ in 0..20 {
         assert!(is_waved_through(&envoy.get("/")));
     }
-    envoy.wait_for_count("errors auth", |times| times == 20);
-    assert_eq!((envoy.count("per-ip fail_allow"), envoy.count("calls error")), (20, 20));
+    envoy.wait_for_count("per-ip fail_allow", |times| times == 20);
+    envoy.wait_for_failed_calls(20, "auth");
     assert_eq!(envoy.gauge("connected"), 0);
     assert_eq!(shim.count("EVALSHA") + shim.count("EVAL"), 0, "a call went out without a login");
-    let warnings = envoy.said();
-    assert_eq!(warnings.len(), 1, "{warnings:?}");
-    assert!(warnings[0].1.contains("auth"), "{warnings:?}");
+    let said = envoy.said();
+    assert!(said[0].1.contains("auth") && said[1].1.contains("the breaker is open"), "{said:?}");
+    assert_eq!(said.len(), 2, "{said:?}");
     let mut admin = redis.connect(&format!(":{WRONG}@")).unwrap();
     redis::cmd("CONFIG").arg("SET").arg("requirepass").arg(PASSWORD).exec(&mut admin).unwrap();
     assert_eq!(until_decided(&envoy), (10, 9));
@@ -126,7 +117,7 @@ fn a_password_that_is_needed_and_not_configured_is_an_outage_of_its_kind() {
     for _ in 0..20 {
         assert!(is_waved_through(&envoy.get("/")));
     }
-    envoy.wait_for_count("errors auth", |times| times == 20);
+    envoy.wait_for_failed_calls(20, "auth");
     assert!(shim.accepted() <= 10, "{} connections for 20 requests", shim.accepted());
     let mut admin = redis.connect(&format!(":{PASSWORD}@")).unwrap();
     redis::cmd("CONFIG").arg("SET").arg("requirepass").arg("").exec(&mut admin).unwrap();
@@ -156,7 +147,7 @@ fn a_user_with_the_least_rights_is_enough() {
         let commands = ["+eval", "+evalsha", "+time", "+hmget", "+hset", "+pexpire", "+select"];
         redis::cmd("ACL").arg("SETUSER").arg("mesh").arg(&rights).arg(&commands).exec(&mut admin).unwrap();
         let envoy = Setup::new(redis.port(), &app)
-            .configuration(with_redis(json!({"username": "mesh", "password": PASSWORD})))
+            .configuration(forgetful(with_redis(json!({"username": "mesh", "password": PASSWORD}))))
             .start();
         for left in (0..10).rev() {
             assert_eq!(quota(&envoy.get("/")), Some((10, left)));
@@ -224,19 +215,33 @@ fn certificates(directory: &Path, name: &str) -> [PathBuf; 3] {
     [authority, certificate, key]
 }
 
-/// Makes the cluster speak TLS, trusting that authority.
-fn trust(document: &mut Document, authority: &Path) {
+/// Makes the cluster speak TLS, trusting that authority, and showing a certificate where there is one.
+fn trust(document: &mut Document, authority: &Path, own: Option<[&Path; 2]>) {
+    let own = own.map(
+        |[certificate, key]| json!({"certificate_chain": {"filename": certificate}, "private_key": {"filename": key}}),
+    );
     document.cluster("meshquota_redis")["transport_socket"] = json!({
         "name": "envoy.transport_sockets.tls",
         "typed_config": {
             "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
             "sni": "redis.test",
-            "common_tls_context": {"validation_context": {
-                "trusted_ca": {"filename": authority},
-                "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "redis.test"}}],
-            }},
+            "common_tls_context": {
+                "tls_certificates": own.into_iter().collect::<Vec<_>>(),
+                "validation_context": {
+                    "trusted_ca": {"filename": authority},
+                    "match_typed_subject_alt_names": [{"san_type": "DNS", "matcher": {"exact": "redis.test"}}],
+                },
+            },
         },
     });
+}
+
+/// A server that speaks TLS on that port, and asks its clients for certificates or not.
+fn tls_server(port: u16, [authority, certificate, key]: [&Path; 3], asks: &str, more: &[&str]) -> Server {
+    let [authority, certificate, key] = [authority, certificate, key].map(|path| path.to_str().unwrap());
+    let port = port.to_string();
+    let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", authority];
+    Server::start(Kind::Redis, &[&["--tls-port", &port, "--tls-auth-clients", asks], &files[..], more].concat())
 }
 
 #[test]
@@ -244,30 +249,12 @@ fn redis_is_reached_over_tls_and_only_where_its_certificate_is_right() {
     let files = tempfile::tempdir().unwrap();
     let [authority, certificate, key] = certificates(files.path(), "right");
     let [stranger, ..] = certificates(files.path(), "wrong");
-    let port = free_port();
-    let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let redis = Server::start(
-        Kind::Redis,
-        &[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &text(&certificate),
-            "--tls-key-file",
-            &text(&key),
-            "--tls-ca-cert-file",
-            &text(&authority),
-            "--tls-auth-clients",
-            "no",
-            "--requirepass",
-            PASSWORD,
-        ],
-    );
-    let app = App::start();
+    let (port, app) = (free_port(), App::start());
+    let redis = tls_server(port, [&authority, &certificate, &key], "no", &["--requirepass", PASSWORD]);
     let configuration = with_redis(json!({"password": PASSWORD}));
     let trusting = Setup::new(port, &app)
         .configuration(configuration.clone())
-        .tweak(move |document| trust(document, &authority))
+        .tweak(move |document| trust(document, &authority, None))
         .start();
     for left in (7..10).rev() {
         assert_eq!(quota(&trusting.get("/")), Some((10, left)));
@@ -275,7 +262,7 @@ fn redis_is_reached_over_tls_and_only_where_its_certificate_is_right() {
     trusting.finish();
     let wary = Setup::new(port, &app)
         .configuration(configuration)
-        .tweak(move |document| trust(document, &stranger))
+        .tweak(move |document| trust(document, &stranger, None))
         .unconnected()
         .start();
     for _ in 0..3 {
@@ -285,4 +272,39 @@ fn redis_is_reached_over_tls_and_only_where_its_certificate_is_right() {
     wary.finish();
     let mut admin = redis.connect(&format!(":{PASSWORD}@")).unwrap();
     assert!(admin.exists::<_, bool>(KEY).unwrap());
+}
+
+#[test]
+fn a_server_that_asks_for_a_certificate_gets_one_directly_and_through_redis_proxy() {
+    let files = tempfile::tempdir().unwrap();
+    let [authority, certificate, key] = certificates(files.path(), "mutual");
+    let (port, app) = (free_port(), App::start());
+    let _redis = tls_server(port, [&authority, &certificate, &key], "yes", &[]);
+    let mut left = 10;
+    for file in ["envoy/envoy.yaml", "envoy/redis-proxy.yaml"] {
+        let (authority, certificate, key) = (authority.clone(), certificate.clone(), key.clone());
+        let envoy = Setup::new(port, &app)
+            .file(file)
+            .configuration(with_redis(json!({})))
+            .tweak(move |document| {
+                trust(document, &authority, Some([&certificate, &key]));
+                // This server has no user of that name.
+                let cluster = document.cluster("meshquota_redis").as_object_mut().unwrap();
+                cluster.remove("typed_extension_protocol_options");
+            })
+            .start();
+        for _ in 0..2 {
+            left -= 1;
+            assert_eq!(quota(&envoy.get("/")), Some((10, left)), "{file}");
+        }
+        envoy.finish();
+    }
+    let nameless = Setup::new(port, &app)
+        .configuration(with_redis(json!({})))
+        .tweak(move |document| trust(document, &authority, None))
+        .unconnected()
+        .start();
+    assert!(is_waved_through(&nameless.get("/")));
+    nameless.wait_for_count("errors unavailable", |times| times == 1);
+    nameless.finish();
 }

@@ -4,10 +4,10 @@ use serde_json::json;
 
 use crate::support::app::App;
 use crate::support::envoy::{PATIENT, Setup};
-use crate::support::http::{Client, Request};
+use crate::support::http::{Client, Request, address};
 use crate::support::server::{Kind, Server, wait_until};
 use crate::support::shim::{Mode, Shim};
-use crate::{is_waved_through, quota, slow};
+use crate::{forgetful, is_waved_through, quota, slow};
 
 #[test]
 fn prometheus_gets_the_documented_names_and_labels_and_no_more_than_that() {
@@ -15,6 +15,7 @@ fn prometheus_gets_the_documented_names_and_labels_and_no_more_than_that() {
     let envoy = Setup::new(redis.port(), &app)
         .configuration(json!({
             "redis": {"timeout": PATIENT},
+            "deny_cache": {"entries": 0},
             "rules": [
                 {"name": "per-ip", "limits": [{"capacity": 3, "refill": "1/day"}]},
                 {"name": "other_1", "limits": [{"capacity": 100, "refill": "1/day"}]},
@@ -47,6 +48,8 @@ fn prometheus_gets_the_documented_names_and_labels_and_no_more_than_that() {
         r#"meshquota_redis_calls_total{result="overload"} 0"#,
         r#"meshquota_redis_calls_total{result="error"} 0"#,
         r#"meshquota_redis_calls_total{result="late"} 0"#,
+        "meshquota_deny_cache_hits_total{} 0",
+        "meshquota_coalesced_total{} 0",
         "meshquota_given_back_total{} 2",
         "meshquota_reconnects_total{} 0",
         "meshquota_redis_in_flight{} 0",
@@ -121,7 +124,7 @@ fn no_request_writes_a_line_to_the_log_and_none_names_a_client_a_key_or_a_passwo
     let shim = Shim::before(redis.port());
     let mut configuration = slow(100, "200ms");
     configuration["redis"]["password"] = json!("open-sesame");
-    let envoy = Setup::new(shim.port(), &app).configuration(configuration).start();
+    let envoy = Setup::new(shim.port(), &app).configuration(forgetful(configuration)).start();
     let mut client = envoy.client_from("127.0.0.9");
     for _ in 0..150 {
         client.get("/");
@@ -168,8 +171,8 @@ fn the_gauges_tell_what_is_under_way_over_all_workers() {
     assert_eq!((envoy.gauge("connected"), envoy.gauge("redis_in_flight")), (2, 0));
     shim.set(Mode::Hold);
     let mut clients = (0..40)
-        .map(|_| {
-            let mut client = envoy.client();
+        .map(|nth| {
+            let mut client = envoy.client_from(&address(nth).to_string());
             client.send(&Request::get("/"));
             client
         })

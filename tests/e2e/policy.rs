@@ -10,7 +10,9 @@ use crate::support::server::{Kind, Server};
 use crate::{KEY, is_waved_through, quota};
 
 fn start(redis: &Server, app: &App, rules: &Value) -> Envoy {
-    Setup::new(redis.port(), app).configuration(json!({"redis": {"timeout": PATIENT}, "rules": rules})).start()
+    Setup::new(redis.port(), app)
+        .configuration(json!({"redis": {"timeout": PATIENT}, "deny_cache": {"entries": 0}, "rules": rules}))
+        .start()
 }
 
 /// The whole tokens in a bucket.

@@ -7,9 +7,9 @@ use serde_json::json;
 
 use crate::support::app::App;
 use crate::support::envoy::{Envoy, Setup};
-use crate::support::server::{Kind, Server, wait_until};
+use crate::support::server::{Kind, Server, say, wait_until};
 use crate::support::shim::{Mode, Shim};
-use crate::{KEY, is_waved_through, quota, slow};
+use crate::{KEY, is_waved_through, quota, slow, until_decided};
 
 /// With the server in that state, requests are let through and counted under that kind; when it is well again, they are
 /// decided.
@@ -34,17 +34,8 @@ fn check(
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].1.contains(kind), "{warnings:?}");
     recover(&mut admin);
-    wait_until("a request is decided by Redis again", || quota(&envoy.get("/")).is_some());
+    until_decided(&envoy);
     envoy.finish();
-}
-
-fn run(connection: &mut redis::Connection, command: &str) {
-    let mut words = command.split(' ');
-    let mut command = redis::cmd(words.next().unwrap());
-    words.for_each(|word| {
-        command.arg(word);
-    });
-    command.exec(connection).unwrap();
 }
 
 #[test]
@@ -53,9 +44,9 @@ fn a_key_of_another_type_is_an_error_of_the_kind_type() {
         let fall_ill = |admin: &mut redis::Connection| {
             let () = admin.set(KEY, "not a bucket").unwrap();
         };
-        check(server, "type", fall_ill, |admin| run(admin, &format!("DEL {KEY}")));
-        let fall_ill = |admin: &mut redis::Connection| run(admin, &format!("HSET {KEY} tokens many"));
-        check(server, "type", fall_ill, |admin| run(admin, &format!("DEL {KEY}")));
+        check(server, "type", fall_ill, |admin| say(admin, &format!("DEL {KEY}")));
+        let fall_ill = |admin: &mut redis::Connection| say(admin, &format!("HSET {KEY} tokens many"));
+        check(server, "type", fall_ill, |admin| say(admin, &format!("DEL {KEY}")));
     }
 }
 
@@ -65,8 +56,8 @@ fn a_server_out_of_memory_is_an_error_of_the_kind_oom() {
         check(
             server,
             "oom",
-            |admin| run(admin, "CONFIG SET maxmemory 1"),
-            |admin| run(admin, "CONFIG SET maxmemory 0"),
+            |admin| say(admin, "CONFIG SET maxmemory 1"),
+            |admin| say(admin, "CONFIG SET maxmemory 0"),
         );
     }
 }
@@ -74,7 +65,7 @@ fn a_server_out_of_memory_is_an_error_of_the_kind_oom() {
 #[test]
 fn a_server_that_has_become_a_replica_is_an_error_of_the_kind_readonly() {
     for server in Kind::ALL {
-        check(server, "readonly", |admin| run(admin, "REPLICAOF 127.0.0.1 1"), |admin| run(admin, "REPLICAOF NO ONE"));
+        check(server, "readonly", |admin| say(admin, "REPLICAOF 127.0.0.1 1"), |admin| say(admin, "REPLICAOF NO ONE"));
     }
 }
 
@@ -85,13 +76,13 @@ fn a_server_that_has_become_a_replica_is_asked_on_a_new_connection() {
     let envoy = Setup::new(shim.port(), &app).capacity(10).start();
     assert_eq!(quota(&envoy.get("/")), Some((10, 9)));
     let mut admin = redis.client();
-    run(&mut admin, "REPLICAOF 127.0.0.1 1");
+    say(&mut admin, "REPLICAOF 127.0.0.1 1");
     assert!(is_waved_through(&envoy.get("/")));
     // The name of the server may lead to another one by now.
     wait_until("there is a new connection", || shim.accepted() >= 2);
     wait_until("the old one is closed", || shim.open() == 1);
-    run(&mut admin, "REPLICAOF NO ONE");
-    wait_until("a request is decided by Redis again", || quota(&envoy.get("/")).is_some());
+    say(&mut admin, "REPLICAOF NO ONE");
+    until_decided(&envoy);
     envoy.finish();
 }
 
@@ -112,9 +103,9 @@ fn a_server_that_is_busy_with_a_script_is_an_error_of_the_kind_busy() {
             assert!(is_waved_through(&envoy.get("/")), "{server:?}");
         }
         envoy.wait_for_count("errors busy", |times| times == 5);
-        run(&mut admin, "SCRIPT KILL");
+        say(&mut admin, "SCRIPT KILL");
         assert!(script.join().unwrap().is_err());
-        wait_until("a request is decided by Redis again", || quota(&envoy.get("/")).is_some());
+        until_decided(&envoy);
         assert_eq!(envoy.count("per-ip deny"), 0);
         envoy.finish();
     }

@@ -23,7 +23,7 @@ fn all_rules_must_admit_and_what_a_denied_request_took_is_given_back() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     let envoy = Setup::new(redis.port(), &app)
         .configuration(json!({
-            "redis": {"timeout": PATIENT},
+            "redis": {"timeout": PATIENT}, "deny_cache": {"entries": 0},
             "rules": [
                 {"name": "wide", "limits": [{"capacity": 100, "refill": "1/day"}]},
                 {"name": "narrow", "limits": [{"capacity": 3, "refill": "1/min"}]},
@@ -103,7 +103,7 @@ fn the_limits_of_one_rule_are_charged_all_or_none() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     let envoy = Setup::new(redis.port(), &app)
         .configuration(json!({
-            "redis": {"timeout": PATIENT},
+            "redis": {"timeout": PATIENT}, "deny_cache": {"entries": 0},
             "rules": [{"name": "both", "limits": [
                 {"capacity": 50, "refill": "1/day"},
                 {"capacity": 4, "refill": "1/h"},

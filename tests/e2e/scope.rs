@@ -119,7 +119,7 @@ fn each_rule_is_for_its_own_requests() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     let envoy = Setup::new(redis.port(), &app)
         .configuration(json!({
-            "redis": {"timeout": PATIENT},
+            "redis": {"timeout": PATIENT}, "deny_cache": {"entries": 0},
             "rules": [
                 {"name": "login", "match": {"path": "/login", "methods": ["POST"]},
                  "limits": [{"capacity": 2, "refill": "1/day"}]},

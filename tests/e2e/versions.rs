@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::support::app::App;
 use crate::support::envoy::{NEWEST, OLDER, Setup};
-use crate::support::http::{Body, Request, at_once, with_status};
+use crate::support::http::{Body, Request, at_once, at_once_from_each, with_status};
 use crate::support::server::{Kind, Server, wait_until};
 use crate::support::shim::{Mode, Shim};
-use crate::{quota, slow};
+use crate::{forgetful, quota, slow};
 
 /// A burst, a denial, a body that comes while its request waits, SCRIPT FLUSH, a restart, a new configuration with
 /// calls under way.
@@ -16,7 +16,7 @@ fn main_paths(version: &'static str, kind: Kind) {
     let shim = Shim::before(redis.port());
     let mut envoy = Setup::new(shim.port(), &app)
         .version(version)
-        .configuration(slow(10, "5s"))
+        .configuration(forgetful(slow(10, "5s")))
         .workers(2)
         .draining(Duration::from_secs(3))
         .reloading()
@@ -53,9 +53,9 @@ fn main_paths(version: &'static str, kind: Kind) {
 
     shim.set(Mode::Hold);
     let (ingress, sent) = (envoy.ingress(), shim.count("EVALSHA"));
-    let waiting = std::thread::spawn(move || at_once(ingress, 50, &Request::get("/")));
+    let waiting = std::thread::spawn(move || at_once_from_each(ingress, 50, &Request::get("/")));
     shim.wait_for("EVALSHA", sent + 50);
-    envoy.reload(&slow(20, "5s"));
+    envoy.reload(&forgetful(slow(20, "5s")));
     wait_until("the listener is updated", || envoy.statistic("listener_manager.lds.update_success") >= 2);
     shim.set(Mode::Pass);
     let responses = waiting.join().unwrap();

@@ -29,7 +29,7 @@ struct State {
 }
 
 impl App {
-    /// A service that speaks HTTP/1.1.
+    /// A service that speaks HTTP/1.1. Who asks for `/far` is sent to `/elsewhere`, and from there to `/there`.
     pub fn start() -> Self {
         Self::answering(&[])
     }
@@ -97,6 +97,8 @@ fn serve(stream: TcpStream, state: &State) {
     while let Ok(Some(request)) = read(&mut reader, Unsaid::Request) {
         let upgrade = request.header("upgrade");
         let head = request.start.starts_with("HEAD ");
+        let to = [(" /far ", "elsewhere"), (" /elsewhere ", "there")];
+        let to = to.iter().find(|(from, _)| request.start.contains(from)).map(|(_, to)| to);
         state.seen.lock().unwrap().push(request);
         if let Some(protocol) = upgrade {
             let answer =
@@ -106,7 +108,8 @@ fn serve(stream: TcpStream, state: &State) {
             }
             return;
         }
-        let mut answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n", ANSWER.len()).into_bytes();
+        let status = to.map_or("200 OK".to_owned(), |to| format!("302 Found\r\nlocation: http://app/{to}"));
+        let mut answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", ANSWER.len()).into_bytes();
         for (name, value) in &state.headers {
             answer.extend_from_slice(name.as_bytes());
             answer.extend_from_slice(b": ");

@@ -21,6 +21,7 @@ use tempfile::TempDir;
 use super::app::App;
 use super::http::{Client, Message, Unsaid, read};
 use super::module::module;
+use super::project::project;
 use super::server::{DEADLINE, wait_until};
 
 /// The version on which everything is tested.
@@ -38,11 +39,10 @@ const LISTENERS_FILE: &str = "listeners.json";
 pub struct Document(pub Value);
 
 impl Document {
-    /// `envoy/envoy.yaml`.
-    fn shipped() -> Self {
-        let path = project().join("envoy/envoy.yaml");
-        let text = fs::read_to_string(&path).expect("envoy/envoy.yaml is there");
-        Self(serde_yaml_ng::from_str(&text).expect("envoy/envoy.yaml is YAML"))
+    /// A file of the project, as it is shipped.
+    fn shipped(file: &str) -> Self {
+        let text = fs::read_to_string(project().join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        Self(serde_yaml_ng::from_str(&text).unwrap_or_else(|error| panic!("{file}: {error}")))
     }
 
     /// A listener, by its name.
@@ -81,14 +81,12 @@ pub fn local(port: u16) -> Value {
     json!({"socket_address": {"address": "127.0.0.1", "port_value": port}})
 }
 
-fn project() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 type Tweak = Box<dyn FnOnce(&mut Document)>;
 
 /// What an Envoy is started with.
 pub struct Setup {
+    file: &'static str,
+    environment: Vec<(&'static str, &'static str)>,
     version: &'static str,
     workers: usize,
     redis: u16,
@@ -104,6 +102,8 @@ impl Setup {
     /// The newest Envoy with one worker and the quotas of the file, for a Redis (or a shim) on that port and a service.
     pub fn new(redis: u16, app: &App) -> Self {
         Self {
+            file: "envoy/envoy.yaml",
+            environment: Vec::new(),
             version: NEWEST,
             workers: 1,
             redis,
@@ -114,6 +114,18 @@ impl Setup {
             connects: true,
             drain: Duration::from_secs(1),
         }
+    }
+
+    /// Another of the files under `envoy/`.
+    pub fn file(mut self, file: &'static str) -> Self {
+        self.file = file;
+        self
+    }
+
+    /// A variable in the environment of Envoy.
+    pub fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.environment.push((name, value));
+        self
     }
 
     /// Another configuration for the filter.
@@ -144,6 +156,21 @@ impl Setup {
     pub fn tweak(mut self, tweak: impl FnOnce(&mut Document) + 'static) -> Self {
         self.tweaks.push(Box::new(tweak));
         self
+    }
+
+    /// Redis is where this file says.
+    pub fn found_by(self, endpoints: &Endpoints) -> Self {
+        let path = endpoints.path();
+        self.tweak(move |document| {
+            document.0["node"] = json!({"id": "test", "cluster": "test"});
+            let cluster = document.cluster("meshquota_redis");
+            cluster.as_object_mut().unwrap().remove("load_assignment");
+            cluster["type"] = json!("EDS");
+            cluster["eds_cluster_config"] = json!({"eds_config": {
+                "resource_api_version": "V3",
+                "path_config_source": {"path": path},
+            }});
+        })
     }
 
     /// Redis is not to be reached: do not wait for the workers to be connected.
@@ -200,7 +227,7 @@ impl Setup {
     fn launch(self) -> Envoy {
         let directory = tempfile::Builder::new().prefix("meshquota-envoy-").tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let mut document = Document::shipped();
+        let mut document = Document::shipped(self.file);
         document.0["admin"]["address"] = json!({"pipe": {"path": at("admin")}});
         document.aim("admin", json!({"pipe": {"path": at("admin")}}));
         document.listener("ingress")["address"] = local(0);
@@ -239,6 +266,7 @@ impl Setup {
             .args(["--concurrency", &self.workers.to_string(), "--use-dynamic-base-id"])
             .args(["--drain-time-s", &self.drain.as_secs().to_string(), "--drain-strategy", "immediate"])
             .args(["--file-flush-interval-msec", "20"])
+            .envs(self.environment)
             .current_dir(directory.path())
             .stdin(Stdio::null())
             .stdout(File::create(at("access")).unwrap())
@@ -260,10 +288,43 @@ impl Setup {
 fn write_listener(path: &Path, listener: &Value) {
     let mut listener = listener.clone();
     listener["@type"] = json!("type.googleapis.com/envoy.config.listener.v3.Listener");
+    write_resource(path, &listener);
+}
+
+/// Writes the one resource of a file that Envoy watches: for one that is moved into place.
+fn write_resource(path: &Path, resource: &Value) {
     let next = path.with_extension("next");
-    fs::write(&next, json!({"resources": [listener]}).to_string()).unwrap();
-    // Envoy watches for a file that is moved into place.
+    fs::write(&next, json!({"resources": [resource]}).to_string()).unwrap();
     fs::rename(next, path).unwrap();
+}
+
+/// Where Redis is, in a file that may change while Envoy runs.
+pub struct Endpoints {
+    folder: TempDir,
+}
+
+impl Endpoints {
+    /// On these ports.
+    pub fn of(ports: &[u16]) -> Self {
+        let endpoints = Self { folder: tempfile::tempdir().unwrap() };
+        endpoints.set(ports);
+        endpoints
+    }
+
+    /// On these from now on.
+    pub fn set(&self, ports: &[u16]) {
+        let hosts = ports.iter().map(|port| json!({"endpoint": {"address": local(*port)}})).collect::<Vec<_>>();
+        let resource = json!({
+            "@type": "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
+            "cluster_name": "meshquota_redis",
+            "endpoints": [{"lb_endpoints": hosts}],
+        });
+        write_resource(&self.path(), &resource);
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("endpoints.json")
+    }
 }
 
 /// An Envoy that runs.
@@ -391,6 +452,17 @@ impl Envoy {
         }
     }
 
+    /// Waits until so many calls have failed, or were not made since too many had; those that failed did so in that way.
+    pub fn wait_for_failed_calls(&self, number: i64, kind: &str) {
+        let failed = || (self.count("calls error"), self.count("calls breaker"));
+        wait_until("the calls have failed", || {
+            let (failed, refused) = failed();
+            failed + refused == number
+        });
+        assert!(failed().0 > 0);
+        assert_eq!(self.count(&format!("errors {kind}")), failed().0);
+    }
+
     /// Waits until one counter is what is wanted.
     pub fn wait_for_count(&self, name: &str, wanted: impl Fn(i64) -> bool) {
         wait_until(&format!("{name} is as wanted"), || wanted(self.count(name)));
@@ -406,6 +478,13 @@ impl Envoy {
         named(filters, "meshquota")["typed_config"]["config"]["configuration"]["value"] =
             json!(configuration.to_string());
         write_listener(&self.directory.path().join(LISTENERS_FILE), listener);
+    }
+
+    /// The memory that the process has, in KiB.
+    pub fn resident_kib(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     /// Stops the process (SIGSTOP) as a machine without time for it would.

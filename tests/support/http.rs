@@ -4,7 +4,7 @@
 //! twice, a body after HEAD, a connection that is closed too soon.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -292,6 +292,15 @@ impl Client {
         self.exchange(&Request::get(path))
     }
 
+    /// Sends a GET and waits for its response, where the connection may end before it.
+    ///
+    /// # Errors
+    /// What the socket says, or that it ended.
+    pub fn try_get(&mut self, path: &str) -> std::io::Result<Message> {
+        self.stream.get_mut().write_all(&Request::get(path).head())?;
+        read(&mut self.stream, Unsaid::Response)?.ok_or_else(|| ErrorKind::UnexpectedEof.into())
+    }
+
     /// Reads exactly so many bytes, as after an upgrade.
     pub fn read_bytes(&mut self, number: usize) -> Vec<u8> {
         let mut bytes = vec![0; number];
@@ -314,7 +323,21 @@ impl Client {
 
 /// Sends that request on so many connections before any response is read, and returns the responses.
 pub fn at_once(to: SocketAddr, number: usize, request: &Request) -> Vec<Message> {
-    let mut clients = (0..number).map(|_| Client::connect(to)).collect::<Vec<_>>();
+    all_at_once((0..number).map(|_| Client::connect(to)).collect(), request)
+}
+
+/// The same, from as many addresses, at most 65,000: 127.1.0.0 and those that follow. So each has a bucket of its own.
+pub fn at_once_from_each(to: SocketAddr, number: usize, request: &Request) -> Vec<Message> {
+    all_at_once((0..number).map(|nth| Client::connect_from(IpAddr::V4(address(nth)), to)).collect(), request)
+}
+
+/// The address of that number, from 0.
+pub fn address(nth: usize) -> Ipv4Addr {
+    let [.., high, low] = nth.to_be_bytes();
+    Ipv4Addr::new(127, 1, high, low)
+}
+
+fn all_at_once(mut clients: Vec<Client>, request: &Request) -> Vec<Message> {
     for client in &mut clients {
         client.send(request);
     }

@@ -5,12 +5,15 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
+pub mod project;
+
 pub mod server;
 
 pub mod app;
 pub mod http;
 pub mod http2;
 
+pub mod cluster;
 pub mod envoy;
 pub mod module;
 

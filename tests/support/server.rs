@@ -101,6 +101,11 @@ impl Server {
         self.process.as_ref().expect("the server runs").id()
     }
 
+    /// Whether it has been started and not been killed.
+    pub fn runs(&self) -> bool {
+        self.process.is_some()
+    }
+
     /// The directory the server runs in: its log is `log` in there.
     pub fn directory(&self) -> &Path {
         self.directory.path()
@@ -145,6 +150,12 @@ impl Server {
         self.kill();
         let started = self.launch();
         assert!(started, "{:?} did not come back:\n{}", self.kind, self.log());
+    }
+
+    /// Starts it again with these arguments in place of those that it had.
+    pub fn restart_with(&mut self, arguments: &[&[&str]]) {
+        self.arguments = arguments.concat().iter().map(ToString::to_string).collect();
+        self.restart();
     }
 
     /// Freezes the process (SIGSTOP): connections stay open, and nothing is answered.
@@ -199,6 +210,19 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Says a command to a server, in words with blanks between them.
+///
+/// # Panics
+/// Where the server does not take it.
+pub fn say(connection: &mut redis::Connection, words: &str) {
+    let mut words = words.split(' ');
+    let mut command = redis::cmd(words.next().unwrap());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.exec(connection).unwrap();
 }
 
 /// A port on 127.0.0.1 that nothing listens on at this moment.

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
@@ -46,13 +46,13 @@ pub struct Shim {
 }
 
 struct State {
-    server: u16,
+    server: AtomicU16,
     mode: Mutex<Mode>,
     changed: Condvar,
     accepted: AtomicUsize,
     open: AtomicUsize,
-    /// The names of the commands, each with the number of its connection.
-    commands: Mutex<Vec<(usize, String)>>,
+    /// The commands that have come, each with the number of its connection.
+    commands: Mutex<Vec<(usize, Command)>>,
     /// Both sides of every connection.
     streams: Mutex<Vec<TcpStream>>,
     ended: AtomicBool,
@@ -64,7 +64,7 @@ impl Shim {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State {
-            server,
+            server: AtomicU16::new(server),
             mode: Mutex::new(Mode::Pass),
             changed: Condvar::new(),
             accepted: AtomicUsize::new(0),
@@ -99,6 +99,11 @@ impl Shim {
         }
     }
 
+    /// Connections lead to another server from now on; those that are open stay where they are.
+    pub fn lead_to(&self, server: u16) {
+        self.state.server.store(server, Ordering::SeqCst);
+    }
+
     /// Closes every connection there is.
     pub fn close_all(&self) {
         for stream in self.state.streams.lock().unwrap().drain(..) {
@@ -118,7 +123,7 @@ impl Shim {
 
     /// How many commands of that name have come.
     pub fn count(&self, name: &str) -> usize {
-        self.state.commands.lock().unwrap().iter().filter(|(_, command)| command == name).count()
+        self.state.commands.lock().unwrap().iter().filter(|(_, command)| command.name == name).count()
     }
 
     /// Forgets the commands that have come.
@@ -126,11 +131,18 @@ impl Shim {
         self.state.commands.lock().unwrap().clear();
     }
 
+    /// How many charges calls by the script's digest have asked for, of the buckets of that first key.
+    pub fn charges(&self, key: &str) -> usize {
+        let commands = self.state.commands.lock().unwrap();
+        let of_key = commands.iter().filter(|(_, command)| command.name == "EVALSHA" && command.key == key);
+        of_key.map(|(_, command)| command.count).sum()
+    }
+
     /// The names of the commands in the order of each connection, by the connection's number from 1.
     pub fn conversations(&self) -> HashMap<usize, Vec<String>> {
         let mut conversations = HashMap::<usize, Vec<String>>::new();
-        for (connection, name) in self.state.commands.lock().unwrap().iter() {
-            conversations.entry(*connection).or_default().push(name.clone());
+        for (connection, command) in self.state.commands.lock().unwrap().iter() {
+            conversations.entry(*connection).or_default().push(command.name.clone());
         }
         conversations
     }
@@ -174,7 +186,7 @@ impl State {
             let _ = client.shutdown(Shutdown::Both);
             return;
         }
-        let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.server)) else {
+        let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, self.server.load(Ordering::SeqCst))) else {
             // A server that is not there refuses; a proxy before it can only hang up.
             let _ = client.shutdown(Shutdown::Both);
             return;
@@ -207,9 +219,9 @@ impl State {
             mute = mute || mode == Mode::Mute;
             pending.extend_from_slice(&bytes[..size]);
             let mut answer = Vec::new();
-            while let Some((name, length)) = command(&pending) {
+            while let Some((command, length)) = command(&pending) {
                 pending.drain(..length);
-                self.commands.lock().unwrap().push((number, name));
+                self.commands.lock().unwrap().push((number, command));
                 if let Mode::Answer(each) = &mode {
                     answer.extend_from_slice(each);
                 }
@@ -287,21 +299,40 @@ fn downwards(from: &mut TcpStream, replies: &Sender<Chunk>) {
 /// What is no command is recorded by this name.
 pub const NO_COMMAND: &str = "?";
 
-/// The name of the first command in the bytes, in upper case, and its length; `None` until it is whole.
-fn command(bytes: &[u8]) -> Option<(String, usize)> {
+/// A command that has come.
+#[derive(Default)]
+struct Command {
+    /// Its name, in upper case.
+    name: String,
+    /// Of a call of the script: the first key, and how many charges it asks for.
+    key: String,
+    count: usize,
+}
+
+impl Command {
+    fn of(words: &[String]) -> Self {
+        let name = words.first().map(|name| name.to_ascii_uppercase()).unwrap_or_default();
+        // Name, script, number of keys, keys, three words for each, now, cost, count, which is one where it is not told.
+        let keys = words.get(2).and_then(|keys| keys.parse::<usize>().ok()).unwrap_or(0);
+        let count = words.get(5 + 4 * keys).and_then(|count| count.parse().ok()).unwrap_or(1);
+        Self { name, key: words.get(3).cloned().unwrap_or_default(), count }
+    }
+}
+
+/// The first command in the bytes and its length; `None` until it is whole.
+fn command(bytes: &[u8]) -> Option<(Command, usize)> {
     let first = bytes.first()?;
     if *first != b'*' {
-        return Some((NO_COMMAND.to_owned(), bytes.len()));
+        return Some((Command { name: NO_COMMAND.to_owned(), ..Command::default() }, bytes.len()));
     }
-    let (words, mut at) = number(bytes, 0)?;
-    let mut name = None;
-    for _ in 0..words {
+    let (number_of_words, mut at) = number(bytes, 0)?;
+    let mut words = Vec::new();
+    for _ in 0..number_of_words {
         let (length, start) = number(bytes, at)?;
-        let word = bytes.get(start..start + length)?;
-        name.get_or_insert_with(|| String::from_utf8_lossy(word).to_ascii_uppercase());
+        words.push(String::from_utf8_lossy(bytes.get(start..start + length)?).into_owned());
         at = start + length + 2;
     }
-    (at <= bytes.len()).then(|| (name.unwrap_or_default(), at))
+    (at <= bytes.len()).then(|| (Command::of(&words), at))
 }
 
 /// The number in the line that starts there, after its type, and where the next line starts.
