@@ -1,0 +1,102 @@
+//! What the command line can be told.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Quotas for a mesh: check and explain a configuration, look into a caller's buckets, reset them.
+#[derive(Debug, Parser)]
+#[command(
+    name = "meshquota",
+    version,
+    after_help = "Exit codes: 0 fine, 1 the answer is no, 2 usage or a file that cannot be read."
+)]
+pub struct Arguments {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+    /// Answers in JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Says whether a configuration is right, and every fault of it; 1 where it is not
+    Check {
+        /// JSON or YAML: a configuration, or a file with one inside: WasmPlugin, EnvoyExtensionPolicy, Envoy's; `-` reads standard input
+        file: PathBuf,
+    },
+    /// Says which rules a request meets, by which keys and limits; 1 where it meets none
+    Explain(Request),
+    /// Shows a caller's buckets without taking from them; 1 where a request would be denied now
+    Inspect(Caller),
+    /// Removes a caller's buckets, which are full then; 1 where there were none
+    Reset(Caller),
+    /// Prints the JSON Schema of configurations
+    Schema,
+}
+
+/// A request to explain.
+#[derive(Args, Debug)]
+pub struct Request {
+    /// A file with one configuration, as for check
+    pub file: PathBuf,
+    /// Its method
+    #[arg(long, default_value = "GET")]
+    pub method: String,
+    /// Its path, with the query
+    #[arg(long, default_value = "/")]
+    pub path: String,
+    /// A header, as 'name: value'; may be repeated, and `host` is the authority
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    pub headers: Vec<(String, String)>,
+    /// The address that Envoy takes for the client's (source.address)
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub client_ip: String,
+    /// A property of Envoy's, such as 'xds.route_name=checkout'; may be repeated
+    #[arg(long = "property", value_name = "PATH=VALUE", value_parser = property)]
+    pub properties: Vec<(String, String)>,
+}
+
+/// A caller under a rule, and the Redis that counts him.
+#[derive(Args, Debug)]
+pub struct Caller {
+    /// Where Redis is: redis://HOST:PORT/DATABASE, or rediss:// for TLS
+    #[arg(long, value_name = "URL")]
+    pub redis: String,
+    /// It is a node of a Redis Cluster
+    #[arg(long)]
+    pub cluster: bool,
+    /// Certificates to trust in place of the system's, as PEM
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// A file whose first line is the password
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// The password
+    #[arg(long, env = "MESHQUOTA_REDIS_PASSWORD", hide = true, hide_env_values = true)]
+    pub password: Option<String>,
+    /// A file with one configuration, as for check
+    pub file: PathBuf,
+    /// The rule's name
+    pub rule: String,
+    /// The values of the rule's key, one for each of its parts
+    #[arg(value_name = "IDENTITY")]
+    pub values: Vec<String>,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("expected 'name: value'")?;
+    let name = name.trim().to_ascii_lowercase();
+    if name.is_empty() {
+        return Err("expected a name before the colon".to_owned());
+    }
+    Ok((if name == "host" { ":authority".to_owned() } else { name }, value.trim().to_owned()))
+}
+
+fn property(text: &str) -> Result<(String, String), String> {
+    let (path, value) = text.split_once('=').ok_or("expected 'path=value', such as 'xds.route_name=checkout'")?;
+    Ok((path.to_owned(), value.to_owned()))
+}
