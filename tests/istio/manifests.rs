@@ -1,0 +1,141 @@
+//! The manifests of envoy/istio/, and what kustomize makes of them.
+//!
+//! Only what the overlays use is done here: resources, components, patches of both kinds, and the namespace.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::support::project::{project, read};
+
+/// The folder of the manifests.
+const FOLDER: &str = "envoy/istio";
+
+pub const OVERLAYS: [&str; 5] = ["namespace", "mesh", "gateway", "waypoint", "proxied"];
+
+/// A file of YAML, by its path inside the project.
+pub fn yaml(path: impl AsRef<Path>) -> Value {
+    let path = path.as_ref();
+    serde_yaml_ng::from_str(&read(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Every file of YAML below the folder, by its path inside the project.
+pub fn files() -> Vec<String> {
+    let (mut found, mut folders) = (Vec::new(), vec![project().join(FOLDER)]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                found.push(path.strip_prefix(project()).unwrap().to_string_lossy().into_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The path of an overlay inside the project.
+pub fn overlay(name: &str) -> String {
+    format!("{FOLDER}/overlays/{name}")
+}
+
+/// What an overlay comes to.
+pub fn rendered(name: &str) -> Vec<Value> {
+    render(Path::new(&overlay(name)))
+}
+
+/// The one object of a kind.
+pub fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
+    let mut found = objects.iter().filter(|object| object["kind"] == kind);
+    let first = found.next().unwrap_or_else(|| panic!("there is no {kind}"));
+    assert!(found.next().is_none(), "there are several of the kind {kind}");
+    first
+}
+
+/// The one object of a kind, to be changed.
+pub fn of_kind_mut<'a>(objects: &'a mut [Value], kind: &str) -> &'a mut Value {
+    objects.iter_mut().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+fn render(folder: &Path) -> Vec<Value> {
+    let kustomization = yaml(folder.join("kustomization.yaml"));
+    let mut objects = Vec::new();
+    for path in texts(&kustomization["resources"]) {
+        let path = folder.join(path);
+        if project().join(&path).is_dir() {
+            objects.extend(render(&path));
+        } else {
+            objects.push(yaml(path));
+        }
+    }
+    for path in texts(&kustomization["components"]) {
+        let component = folder.join(path);
+        patch(&component, &yaml(component.join("kustomization.yaml")), &mut objects);
+    }
+    patch(folder, &kustomization, &mut objects);
+    if let Some(namespace) = kustomization["namespace"].as_str() {
+        for object in &mut objects {
+            object["metadata"]["namespace"] = namespace.into();
+        }
+    }
+    objects
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().map(|text| text.as_str().unwrap()).collect()
+}
+
+fn patch(folder: &Path, kustomization: &Value, objects: &mut [Value]) {
+    for entry in kustomization["patches"].as_array().into_iter().flatten() {
+        let patch = yaml(folder.join(entry["path"].as_str().unwrap()));
+        let target = if patch.is_array() { &entry["target"] } else { &patch };
+        let (kind, name) =
+            (&target["kind"], if patch.is_array() { &target["name"] } else { &patch["metadata"]["name"] });
+        let object = objects.iter_mut().find(|object| object["kind"] == *kind && object["metadata"]["name"] == *name);
+        let object = object.unwrap_or_else(|| panic!("{}: nothing to patch", folder.display()));
+        match patch.as_array() {
+            Some(steps) => steps.iter().for_each(|step| take(step, object)),
+            None => merge(object, &patch),
+        }
+    }
+}
+
+/// One step of a JSON patch (RFC 6902).
+fn take(step: &Value, object: &mut Value) {
+    let (path, value) = (step["path"].as_str().unwrap(), &step["value"]);
+    match step["op"].as_str().unwrap() {
+        "test" => assert_eq!(object.pointer(path), Some(value), "{path}"),
+        "replace" => *object.pointer_mut(path).unwrap_or_else(|| panic!("there is no {path}")) = value.clone(),
+        "add" => {
+            let (parent, last) = path.rsplit_once('/').unwrap();
+            match object.pointer_mut(parent).unwrap_or_else(|| panic!("there is no {parent}")) {
+                Value::Array(list) if last == "-" => list.push(value.clone()),
+                Value::Object(fields) => {
+                    fields.insert(last.to_owned(), value.clone());
+                }
+                other => panic!("{path}: nothing can be added to {other}"),
+            }
+        }
+        other => panic!("{other} is not used here"),
+    }
+}
+
+/// A merge patch (RFC 7386), which is what kustomize does where it does not know the kind.
+fn merge(object: &mut Value, patch: &Value) {
+    let Some(fields) = patch.as_object() else {
+        *object = patch.clone();
+        return;
+    };
+    if !object.is_object() {
+        *object = Value::Object(Map::new());
+    }
+    for (name, value) in fields {
+        if value.is_null() {
+            object.as_object_mut().unwrap().remove(name);
+        } else {
+            merge(&mut object[name], value);
+        }
+    }
+}
