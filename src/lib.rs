@@ -16,7 +16,8 @@
 //! * [`config`]: JSON to a configuration that cannot be wrong.
 //! * [`exchange`]: the conversation with Redis, without I/O.
 //! * [`breaker`]: when Redis is no longer asked.
-//! * [`local`]: buckets of the worker's own, for that time.
+//! * [`bucket`]: the bucket in this process.
+//! * [`local`]: buckets of the worker's own, for the time when Redis is not asked.
 //! * [`decision`]: what the buckets said, and what becomes of the request.
 //! * [`response`]: what the client sees of it.
 //! * [`stats`] and [`outage`]: what the operator sees.
@@ -42,6 +43,7 @@ pub mod config;
 pub mod exchange;
 
 pub mod breaker;
+pub mod bucket;
 pub mod deny_cache;
 pub mod local;
 

@@ -11,13 +11,14 @@
 //!
 //! This module does not know why Redis cannot be asked, nor what becomes of the request.
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use lru::LruCache;
 
-use crate::quota::{Limit, milliseconds};
+use crate::bucket::Measure;
+use crate::quota::milliseconds;
 use crate::rule::Charge;
 use crate::script::{Outcome, Standing};
 
@@ -49,110 +50,6 @@ struct Caller {
     at: Instant,
     /// Whether something was taken that Redis does not know of.
     owes: bool,
-}
-
-/// The limits of a charge, divided by a number: a token is worth `period · number` units of which `tokens` come in a
-/// millisecond.
-struct Measure<'a> {
-    limits: &'a [Limit],
-    cost: u64,
-    divisor: u64,
-}
-
-impl<'a> Measure<'a> {
-    fn new(charge: &'a Charge, divisor: u64) -> Self {
-        Self { limits: charge.limits(), cost: charge.cost.get(), divisor: divisor.max(1) }
-    }
-
-    fn token(&self, limit: &Limit) -> u128 {
-        u128::from(limit.refill().period_ms()).saturating_mul(self.divisor.into())
-    }
-
-    /// A full bucket. One request has to fit, where it fits the undivided one.
-    fn full(&self, limit: &Limit) -> u128 {
-        let capacity = limit.capacity().get();
-        let tokens = (capacity / self.divisor).max(self.cost.min(capacity)).max(1);
-        self.token(limit).saturating_mul(tokens.into())
-    }
-
-    fn all_full(&self) -> Vec<u128> {
-        self.limits.iter().map(|limit| self.full(limit)).collect()
-    }
-
-    /// Lets time pass.
-    fn refill(&self, levels: &mut [u128], ms: u128) {
-        for (level, limit) in levels.iter_mut().zip(self.limits) {
-            let came = u128::from(limit.refill().tokens()).saturating_mul(ms);
-            *level = level.saturating_add(came).min(self.full(limit));
-        }
-    }
-
-    fn is_full(&self, levels: &[u128]) -> bool {
-        levels.iter().zip(self.limits).all(|(level, limit)| *level >= self.full(limit))
-    }
-
-    fn need(&self, limit: &Limit) -> u128 {
-        self.token(limit).saturating_mul(self.cost.into())
-    }
-
-    fn take(&self, levels: &mut [u128]) {
-        for (level, limit) in levels.iter_mut().zip(self.limits) {
-            *level = level.saturating_sub(self.need(limit));
-        }
-    }
-
-    fn give_back(&self, levels: &mut [u128]) {
-        for (level, limit) in levels.iter_mut().zip(self.limits) {
-            *level = level.saturating_add(self.need(limit)).min(self.full(limit));
-        }
-    }
-
-    /// So many tokens of the undivided bucket are left under a limit.
-    fn set(&self, levels: &mut [u128], limit: usize, remaining: u64) {
-        if let (Some(level), Some(limit)) = (levels.get_mut(limit), self.limits.get(limit)) {
-            // The divided bucket has its part of them, in units of which a token has so many more.
-            let units = u128::from(limit.refill().period_ms()).saturating_mul(remaining.into());
-            *level = units.min(self.full(limit));
-        }
-    }
-
-    /// Takes one charge from all buckets, or says how long that has to wait.
-    fn charge(&self, levels: &mut [u128]) -> Outcome {
-        if let Some(limit) = self.limits.iter().position(|limit| self.cost > limit.capacity().get()) {
-            return Outcome::Never { standing: self.standing(levels, limit) };
-        }
-        let waits = levels
-            .iter()
-            .zip(self.limits)
-            .map(|(level, limit)| limit.refill().time_for(self.need(limit).saturating_sub(*level)));
-        // The first of those that take longest.
-        let longest = waits.enumerate().max_by(|one, other| one.1.cmp(&other.1).then(other.0.cmp(&one.0)));
-        match longest {
-            Some((limit, retry_after)) if retry_after > Duration::ZERO => {
-                Outcome::Denied { retry_after, standing: self.standing(levels, limit) }
-            }
-            _ => {
-                self.take(levels);
-                let scarcest = levels.iter().zip(self.limits).enumerate().min_by(|(_, one), (_, other)| {
-                    // a/b < c/d where a·d < c·b.
-                    let product = |level: &u128, limit: &Limit| level.saturating_mul(self.full(limit));
-                    product(one.0, other.1).cmp(&product(other.0, one.1))
-                });
-                let standing = self.standing(levels, scarcest.map_or(0, |(limit, _)| limit));
-                Outcome::Granted { granted: NonZeroU32::MIN, retry_after: None, standing }
-            }
-        }
-    }
-
-    fn standing(&self, levels: &[u128], place: usize) -> Standing {
-        let level = levels.get(place).copied().unwrap_or(0);
-        let (remaining, reset_after) = self.limits.get(place).map_or((0, Duration::ZERO), |limit| {
-            let missing = self.full(limit).saturating_sub(level);
-            (level / self.token(limit).max(1), limit.refill().time_for(missing))
-        });
-        let remaining = u64::try_from(remaining).unwrap_or(u64::MAX);
-        Standing { limit: place, remaining, reset_after }
-    }
 }
 
 impl LocalBuckets {

@@ -34,8 +34,23 @@ pub enum Command {
     Inspect(Caller),
     /// Removes a caller's buckets, which are full then; 1 where there were none
     Reset(Caller),
+    /// Runs the rules over access logs and says who would have been denied, and which limits would have passed; 1 where any
+    /// request would have been denied
+    Simulate(Simulation),
+    /// Shows live what running proxies decide
+    Watch(Watching),
     /// Prints the JSON Schema of configurations
     Schema,
+    /// Prints what a shell needs to complete the commands
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Writes the man pages, one for each command
+    Man {
+        /// The folder for them
+        folder: PathBuf,
+    },
 }
 
 /// A request to explain.
@@ -58,6 +73,40 @@ pub struct Request {
     /// A property of Envoy's, such as 'xds.route_name=checkout'; may be repeated
     #[arg(long = "property", value_name = "PATH=VALUE", value_parser = property)]
     pub properties: Vec<(String, String)>,
+}
+
+/// Rules to try on logs.
+#[derive(Args, Debug)]
+pub struct Simulation {
+    /// A file with one configuration, as for check
+    pub file: PathBuf,
+    /// Access logs, one or more for each proxy: JSON, or lines of text; packed by gzip or not; `-` reads standard input
+    #[arg(value_name = "LOG", default_value = "-")]
+    pub logs: Vec<PathBuf>,
+    /// Envoy's format string of a log of text; else it has Envoy's default format, or Istio's
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    /// What a name in a log of JSON means, as 'ip=%DOWNSTREAM_REMOTE_ADDRESS%'; may be repeated. The usual names are known, and
+    /// others are taken for those of headers
+    #[arg(long = "field", value_name = "NAME=%OPERATOR%", value_parser = field)]
+    pub fields: Vec<(String, String)>,
+    /// How many callers to tell of for each rule
+    #[arg(long, value_name = "COUNT", default_value_t = 10)]
+    pub top: usize,
+}
+
+/// Proxies to watch.
+#[derive(Args, Debug)]
+pub struct Watching {
+    /// Where a proxy's admin interface is; may be repeated, and the proxies are added up
+    #[arg(long = "admin", value_name = "URL", default_value = "http://127.0.0.1:9901")]
+    pub admins: Vec<String>,
+    /// The time between two looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    pub interval: std::time::Duration,
+    /// Ends after so many looks
+    #[arg(long, value_name = "COUNT")]
+    pub count: Option<u64>,
 }
 
 /// A caller under a rule, and the Redis that counts him.
@@ -99,4 +148,10 @@ fn header(text: &str) -> Result<(String, String), String> {
 fn property(text: &str) -> Result<(String, String), String> {
     let (path, value) = text.split_once('=').ok_or("expected 'path=value', such as 'xds.route_name=checkout'")?;
     Ok((path.to_owned(), value.to_owned()))
+}
+
+fn field(text: &str) -> Result<(String, String), String> {
+    let (name, operator) =
+        text.split_once('=').ok_or("expected 'name=%OPERATOR%', such as 'ip=%DOWNSTREAM_REMOTE_ADDRESS%'")?;
+    Ok((name.to_owned(), operator.to_owned()))
 }

@@ -70,8 +70,12 @@ pub fn explain(request: &Request) -> Result<Answer, String> {
 
 /// A bucket, for scripts.
 pub fn bucket(key: &str, limit: &Limit) -> Value {
-    let (tokens, period_ms) = (limit.refill().tokens(), limit.refill().period_ms());
-    json!({"key": key, "capacity": limit.capacity().get(), "refill": {"tokens": tokens, "period_ms": period_ms}})
+    json!({"key": key, "capacity": limit.capacity().get(), "refill": refill(limit)})
+}
+
+/// A refill, for scripts.
+pub fn refill(limit: &Limit) -> Value {
+    json!({"tokens": limit.refill().tokens(), "period_ms": limit.refill().period_ms()})
 }
 
 /// A limit, for people.

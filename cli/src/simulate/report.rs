@@ -1,0 +1,175 @@
+//! What a simulation has found, for people and for scripts.
+
+use std::fmt::{Display, Write};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use meshquota::config::Config;
+use serde_json::{Map, Value, json};
+
+use super::callers::{Group, RuleTally, Sizes, Tally, Top, WINDOWS_MS};
+use super::logs::Faults;
+use crate::Answer;
+use crate::explain::{in_words, refill};
+
+/// The shares for which a limit is told.
+const SHARES: [(f64, &str); 3] = [(0.99, "99%"), (0.999, "99.9%"), (1.0, "all")];
+
+/// What the windows are called.
+const WINDOWS: [&str; WINDOWS_MS.len()] = ["second", "minute", "hour"];
+
+/// The report. The answer is no where a request would have been denied.
+pub fn report(config: &Config, tally: &Tally, faults: &Faults, missing: &[String]) -> Answer {
+    let names = config.rules.iter().map(|rule| rule.name().as_str());
+    let rules = names.clone().zip(&tally.rules).map(|(name, rule)| rule_as_json(name, rule)).collect::<Vec<_>>();
+    let (first, last) = tally.span.unwrap_or_default();
+    let json = json!({
+        "requests": tally.requests,
+        "first": time(first),
+        "last": time(last),
+        "denied": tally.denied,
+        "would_deny": tally.watched,
+        "without_a_rule": tally.unmet,
+        "lines_not_understood": faults.count,
+        "out_of_order": tally.late,
+        "forgotten": tally.forgotten,
+        "missing": missing,
+        "rules": rules,
+    });
+    let mut text = summary(tally, faults, missing);
+    for (name, rule) in names.zip(&tally.rules) {
+        text.push('\n');
+        tell_rule(&mut text, name, rule);
+    }
+    Answer { yes: tally.denied == 0, text, json }
+}
+
+fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
+    let (first, last) = tally.span.unwrap_or_default();
+    let took = humantime::format_duration(Duration::from_millis(last.saturating_sub(first)));
+    let mut text = format!("{} requests from {} to {} ({took})\n", tally.requests, time(first), time(last));
+    let mut line = |what: &str| {
+        let _ = writeln!(text, "{what}");
+    };
+    line(&format!("{} denied ({})", tally.denied, share(tally.denied, tally.requests)));
+    let unusual = [
+        (tally.watched, "more that a rule would have denied, had it not only watched"),
+        (tally.unmet, "to which no rule applied"),
+        (faults.count, "lines not understood:"),
+        (tally.late, "that came out of order by very much; each counts at the time of the one before"),
+        (tally.forgotten, "times a caller was forgotten, since there were too many: it came back as somebody new"),
+    ];
+    for (count, what) in unusual {
+        if count > 0 {
+            line(&format!("{count} {what}"));
+        }
+        if what.ends_with(':') {
+            faults.first.iter().for_each(|fault| line(&format!("  {fault}")));
+        }
+    }
+    if !missing.is_empty() {
+        line(&format!("asked for by rules, and in no line of the log: {}", missing.join(", ")));
+    }
+    text
+}
+
+fn tell_rule(text: &mut String, name: &str, rule: &RuleTally) {
+    let callers = rule.groups.iter().map(|group| group.callers).sum::<u64>();
+    let _ = write!(text, "{name}: {} requests of {callers} callers, ", rule.asked);
+    let _ = write!(text, "{} denied ({})", rule.denied, share(rule.denied, rule.asked));
+    if rule.never > 0 {
+        let _ = write!(text, ", {} of them since they cost more than a bucket can hold", rule.never);
+    }
+    if rule.skipped > 0 {
+        let _ = write!(text, "; {} not counted, since a part of the key was missing", rule.skipped);
+    }
+    text.push('\n');
+    for group in &rule.groups {
+        tell_group(text, group);
+    }
+    if !rule.top.is_empty() {
+        let width = rule.top.iter().map(|top| top.key.len()).max().unwrap_or(0);
+        let _ = writeln!(
+            text,
+            "  {:width$}  {:>9} {:>9} {:>9}  most in a second, minute, hour",
+            "", "requests", "denied", "capacity"
+        );
+        for top in &rule.top {
+            let Top { key, asked, denied, peaks, most: [second, minute, hour] } = top;
+            let peak = peaks.iter().max().copied().unwrap_or(0);
+            let _ = writeln!(text, "  {key:width$}  {asked:>9} {denied:>9} {peak:>9}  {second}, {minute}, {hour}");
+        }
+    }
+}
+
+fn tell_group(text: &mut String, group: &Group) {
+    let Group { limits, callers, denied, needed, peaks, most } = group;
+    for (limit, (needed, peaks)) in limits.iter().zip(needed.iter().zip(peaks)) {
+        let _ = writeln!(text, "  {}: {callers} callers, {denied} of them denied", in_words(limit));
+        row(text, "a capacity that at this refill", SHARES.map(|(_, share)| share));
+        row(text, "  passes so many of the requests", SHARES.map(|(share, _)| at(needed, share)));
+        row(text, "  denies nothing to so many callers", SHARES.map(|(share, _)| at(peaks, share)));
+    }
+    row(text, "tokens that so many callers want at most", SHARES.map(|(_, share)| share));
+    for (window, sizes) in WINDOWS.iter().zip(most) {
+        row(text, &format!("  in a {window}"), SHARES.map(|(share, _)| at(sizes, share)));
+    }
+}
+
+fn row<T: Display>(text: &mut String, what: &str, [first, second, third]: [T; SHARES.len()]) {
+    let _ = writeln!(text, "    {what:<40} {first:>9} {second:>9} {third:>9}");
+}
+
+fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
+    let quantiles = |sizes: &Sizes| {
+        let told = SHARES.iter().map(|(share, name)| ((*name).to_owned(), json!(at(sizes, *share))));
+        Value::Object(told.collect())
+    };
+    let groups = rule.groups.iter().map(|group| {
+        let limits = group.limits.iter().zip(group.needed.iter().zip(&group.peaks)).map(|(one, (needed, peaks))| {
+            let (requests, callers) = (quantiles(needed), quantiles(peaks));
+            let (capacity, refill) = (one.capacity().get(), refill(one));
+            json!({"capacity": capacity, "refill": refill, "capacity_for_requests": requests, "capacity_for_callers": callers})
+        });
+        let most = WINDOWS.iter().zip(&group.most).map(|(window, sizes)| ((*window).to_owned(), quantiles(sizes)));
+        json!({
+            "callers": group.callers,
+            "callers_denied": group.denied,
+            "limits": limits.collect::<Vec<_>>(),
+            "most_in_a": most.collect::<Map<_, _>>(),
+        })
+    });
+    let top = rule.top.iter().map(|top| {
+        let most = WINDOWS.iter().zip(top.most).map(|(window, most)| ((*window).to_owned(), json!(most)));
+        json!({
+            "key": &*top.key,
+            "requests": top.asked,
+            "denied": top.denied,
+            "capacity": top.peaks,
+            "most_in_a": most.collect::<Map<_, _>>(),
+        })
+    });
+    json!({
+        "rule": name,
+        "requests": rule.asked,
+        "denied": rule.denied,
+        "never": rule.never,
+        "skipped": rule.skipped,
+        "groups": groups.collect::<Vec<_>>(),
+        "top": top.collect::<Vec<_>>(),
+    })
+}
+
+/// The size that so large a share does not exceed.
+fn at(sizes: &Sizes, quantile: f64) -> u64 {
+    sizes.value_at_quantile(quantile)
+}
+
+fn time(ms: u64) -> String {
+    let time = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    time.map_or_else(|| format!("{ms} ms"), |time| time.to_string())
+}
+
+fn share(part: u64, whole: u64) -> String {
+    format!("{:.2}%", part as f64 * 100.0 / whole.max(1) as f64)
+}
