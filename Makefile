@@ -24,7 +24,7 @@ demo: build ## show it: requests admitted, limited, refilled; Redis stopped and 
 	@$(PYTHON) demo/demo.py $(if $(KEEP),--keep)
 
 test: build redis tools ## every test: units, the bucket against its model, real Envoys and servers
-	cargo test
+	cargo test --workspace
 
 bench: build ## what the filter costs here, as ratios within one run
 	cargo build --release --target $(TARGET) --manifest-path bench/floor/Cargo.toml --target-dir target/goes_on

@@ -4,67 +4,16 @@
 mod support;
 
 use std::io::Write;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::sync::OnceLock;
+use std::process::Command;
 
 use meshquota::config::schema::json_schema;
 use serde_json::{Value, json};
+use support::app::App;
 use support::cluster::Cluster;
+use support::envoy::{Envoy, Setup};
+use support::program::{run, run_with};
 use support::project::{project, read};
-use support::server::{Kind, Server, free_port};
-
-/// The program, built from this source.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
-            .args(["build", "--package", "meshquota-cli", "--message-format=json-render-diagnostics"])
-            .current_dir(project())
-            .output()
-            .expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let lines = String::from_utf8(output.stdout).unwrap();
-        let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut programs = messages.filter_map(|message| message.get("executable")?.as_str().map(PathBuf::from));
-        programs.next_back().expect("cargo names the program that it has built")
-    })
-}
-
-/// What the program said, on both channels, and its exit code.
-struct Said {
-    out: String,
-    err: String,
-    code: i32,
-}
-
-impl Said {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
-    }
-}
-
-/// Runs the program in the project's folder.
-fn run(arguments: &[&str]) -> Said {
-    run_with(arguments, &[], "")
-}
-
-fn run_with(arguments: &[&str], variables: &[(&str, &str)], input: &str) -> Said {
-    let mut child = Command::new(program())
-        .args(arguments)
-        .envs(variables.iter().copied())
-        .current_dir(project())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Said { out: text(output.stdout), err: text(output.stderr), code: output.status.code().unwrap() }
-}
+use support::server::{Kind, Server, free_port, wait_until};
 
 const RULES: &str = r#"{
     "rules": [
@@ -323,4 +272,112 @@ fn the_node_of_a_cluster_that_has_the_bucket_is_found() {
     assert_eq!((said.code, said.out.lines().count()), (0, 2), "{}{}", said.out, said.err);
     let said = at("reset");
     assert_eq!((said.code, said.out.contains(&format!("{KEY}: removed"))), (0, true), "{}{}", said.out, said.err);
+}
+
+#[test]
+fn a_proxy_is_watched_through_its_admin_interface() {
+    let server = Server::start(Kind::Redis, &[]);
+    let configuration = json!({"rules": [
+        {"name": "per-ip", "limits": [{"capacity": 4, "refill": "1/h"}]},
+        {"name": "login", "match": {"path": "/login"}, "shadow": true, "limits": [{"capacity": 1, "refill": "1/h"}]},
+    ]});
+    let app = App::start();
+    // The admin interface of the tests has no port, so a listener leads to it.
+    let envoys = [0, 1].map(|_| {
+        let setup = Setup::new(server.port(), &app).configuration(configuration.clone());
+        let setup = setup.tweak(|document| {
+            let manager = document.manager("metrics");
+            manager["route_config"]["virtual_hosts"][0]["routes"][0]["match"] = json!({"path": "/stats"});
+        });
+        setup.start()
+    });
+    for envoy in &envoys {
+        for path in ["/", "/login", "/login"] {
+            envoy.get(path);
+        }
+    }
+    let admins = envoys.each_ref().map(|envoy| format!("http://{}/", envoy.listener("metrics")));
+    let arguments = ["watch", "--admin", &admins[0], "--admin", &admins[1], "--interval", "20ms", "--count"];
+    // Each worker hands its counts over from a tick.
+    wait_until("both proxies have told all", || {
+        let said = run(&[&arguments[..], &["1", "--json"]].concat());
+        said.json()["decisions"]["per-ip"]["allow"]["total"] == 4
+    });
+    let said = run(&[&arguments[..], &["2", "--json"]].concat());
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    let looks = said.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+    let [first, second] = &looks[..] else { panic!("{looks:?}") };
+    let decisions = &second["decisions"];
+    assert_eq!((&first["seconds"], &first["proxies"], &second["proxies"]), (&Value::Null, &json!(2), &json!(2)));
+    assert_eq!(first["decisions"]["per-ip"]["deny"], json!({"total": 2, "per_second": null}));
+    assert_eq!(decisions["per-ip"]["deny"], json!({"total": 2, "per_second": 0.0}));
+    // What is known to be denied by one rule is not asked of another.
+    assert!(decisions["login"]["shadow_deny"]["total"].as_u64() > Some(1), "{second}");
+    assert_eq!((&second["redis"]["breaker_open"], &second["redis"]["given_back"]["total"]), (&json!(0), &json!(0)));
+    assert!(second["redis"]["redis_calls"]["ok"]["total"].as_u64() > Some(6), "{second}");
+    assert!(second["redis"]["connected"].as_u64() > Some(1), "{second}");
+    let said = run(&[&arguments[..], &["1"]].concat());
+    for part in ["meshquota: 2 proxies, since the start, no rates yet\n", "allow/s", "shadow_deny/s", "breaker: closed"]
+    {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    assert!(!said.out.contains('\u{1b}'));
+    envoys.into_iter().for_each(Envoy::finish);
+}
+
+#[test]
+fn what_cannot_be_watched_is_told() {
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let server = Server::start(Kind::Redis, &[]);
+    let said = run(&["watch", "--count", "1", "--admin", &nobody]);
+    assert_eq!((said.code, said.out.as_str()), (2, ""));
+    assert!(
+        said.err.starts_with(&format!("meshquota: {nobody}/stats?format=json&filter=meshquota_: ")),
+        "{}",
+        said.err
+    );
+    let said = run(&["watch", "--count", "1", "--admin", &format!("http://127.0.0.1:{}", server.port())]);
+    assert_eq!((said.code, said.out.as_str()), (2, ""));
+}
+
+/// The commands, as the program's help lists them.
+fn commands() -> Vec<String> {
+    let help = run(&["--help"]).out;
+    let (_, rest) = help.split_once("Commands:\n").unwrap();
+    let lines = rest.lines().take_while(|line| !line.is_empty());
+    let names =
+        lines.filter_map(|line| line.strip_prefix("  ")?.split(' ').next()).filter(|name| !["", "help"].contains(name));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_shell_can_complete_every_command() {
+    let commands = commands();
+    assert!(commands.contains(&"simulate".to_owned()));
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let said = run(&["completions", shell]);
+        assert_eq!(said.code, 0);
+        commands.iter().for_each(|command| assert!(said.out.contains(command.as_str()), "{shell}: {command}"));
+    }
+    let mut script = tempfile::NamedTempFile::new().unwrap();
+    script.write_all(run(&["completions", "bash"]).out.as_bytes()).unwrap();
+    let ask = r#"source "$1"; COMP_WORDS=(meshquota sim); COMP_CWORD=1; _meshquota meshquota sim meshquota; echo "${COMPREPLY[@]}""#;
+    let output = Command::new("bash").args(["-c", ask, "bash"]).arg(script.path()).output().unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap().trim(),
+        "simulate",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn every_command_has_a_man_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let pages = folder.path().join("man1");
+    assert_eq!(run(&["man", pages.to_str().unwrap()]).code, 0);
+    for name in commands().iter().map(|command| format!("meshquota-{command}.1")).chain(["meshquota.1".to_owned()]) {
+        let page = std::fs::read_to_string(pages.join(&name)).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(page.contains(".TH ") && page.contains(".SH DESCRIPTION"), "{name}: {page}");
+    }
 }

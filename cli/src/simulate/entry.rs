@@ -21,6 +21,9 @@ pub enum Field {
     Other,
 }
 
+/// As many fields as a log usually has.
+const USUAL_FIELDS: usize = 24;
+
 /// One request of a log.
 #[derive(Debug, Default)]
 pub struct Entry {
@@ -32,6 +35,11 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Nothing yet, with room for what a line of so many bytes may say.
+    pub fn of_line(length: usize) -> Self {
+        Self { at_ms: 0, values: String::with_capacity(length), fields: Vec::with_capacity(USUAL_FIELDS) }
+    }
+
     /// Adds what a field says. A dash is how Envoy writes that there is nothing.
     pub fn add(&mut self, field: &Field, value: &str) -> Result<(), String> {
         match field {

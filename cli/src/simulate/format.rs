@@ -131,7 +131,7 @@ impl Line {
     /// What a line says. `None` where it is not of this format.
     fn read(&self, line: &str) -> Option<Result<Entry, String>> {
         let mut rest = line.strip_prefix(self.start.as_str())?;
-        let mut entry = Entry::default();
+        let mut entry = Entry::of_line(line.len());
         for (field, after) in &self.fields {
             let end = if after.is_empty() { rest.len() } else { rest.find(after.as_str())? };
             let value = rest.get(..end)?;
@@ -180,7 +180,7 @@ impl Format {
     /// What is not understood of it.
     pub fn read(&mut self, line: &str) -> Result<Entry, String> {
         if line.trim_start().starts_with('{') {
-            let mut entry = Entry::default();
+            let mut entry = Entry::of_line(line.len());
             let mut fault = None;
             let object = Object { names: &mut self.names, entry: &mut entry, fault: &mut fault };
             let mut json = serde_json::Deserializer::from_str(line);

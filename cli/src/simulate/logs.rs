@@ -38,6 +38,8 @@ struct Log {
     name: String,
     lines: Box<dyn BufRead>,
     number: u64,
+    /// The line that was read last.
+    line: Vec<u8>,
     next: Option<Entry>,
 }
 
@@ -120,11 +122,12 @@ impl Logs {
     /// Reads a log on to its next request.
     fn advance(&mut self, place: usize) -> Result<(), String> {
         let Some(log) = self.logs.get_mut(place) else { return Ok(()) };
-        while let Some(line) = log.line()? {
+        while log.read_line()? {
+            let line = &log.line;
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match self.format.read(String::from_utf8_lossy(&line).trim_end_matches(['\n', '\r'])) {
+            match self.format.read(String::from_utf8_lossy(line).trim_end_matches(['\n', '\r'])) {
                 Ok(entry) => {
                     log.next = Some(entry);
                     break;
@@ -156,16 +159,15 @@ impl Log {
         } else {
             Box::new(bytes)
         };
-        Ok(Self { name, lines, number: 0, next: None })
+        Ok(Self { name, lines, number: 0, line: Vec::new(), next: None })
     }
 
-    /// The next line. The rest of one that is too long is a line of its own.
-    fn line(&mut self) -> Result<Option<Vec<u8>>, String> {
-        let mut line = Vec::new();
+    /// Reads the next line, if there is one. The rest of one that is too long is a line of its own.
+    fn read_line(&mut self) -> Result<bool, String> {
+        self.line.clear();
         self.number += 1;
         let mut lines = self.lines.as_mut().take(LONGEST_LINE);
-        let length = lines.read_until(b'\n', &mut line);
-        let length = length.map_err(|error| format!("{}:{}: {error}", self.name, self.number))?;
-        Ok((length > 0).then_some(line))
+        let length = lines.read_until(b'\n', &mut self.line);
+        length.map(|length| length > 0).map_err(|error| format!("{}:{}: {error}", self.name, self.number))
     }
 }

@@ -112,7 +112,11 @@ fn tell_group(text: &mut String, group: &Group) {
     }
     row(text, "tokens that so many callers want at most", SHARES.map(|(_, share)| share));
     for (window, sizes) in WINDOWS.iter().zip(most) {
-        row(text, &format!("  in a {window}"), SHARES.map(|(share, _)| at(sizes, share)));
+        row(
+            text,
+            &format!("  in {} {window}", if *window == "hour" { "an" } else { "a" }),
+            SHARES.map(|(share, _)| at(sizes, share)),
+        );
     }
 }
 

@@ -1,0 +1,401 @@
+//! `meshquota simulate`: what it makes of access logs, compared with what the script in Redis and the filter in Envoy say.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, Command, Stdio};
+
+use bytes::BytesMut;
+use meshquota::config::Config;
+use meshquota::quota::Limit;
+use meshquota::script::Call;
+use serde_json::{Value, json};
+use support::app::App;
+use support::envoy::Setup;
+use support::program::{Said, program, run, run_with};
+use support::project::read;
+use support::server::{Kind, Server};
+use tempfile::NamedTempFile;
+
+fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
+    let mut file = NamedTempFile::new().unwrap();
+    file.write_all(text.as_ref()).unwrap();
+    file
+}
+
+fn rules(rules: &str) -> NamedTempFile {
+    file(format!(r#"{{"rules": {rules}}}"#))
+}
+
+fn path(file: &NamedTempFile) -> &str {
+    file.path().to_str().unwrap()
+}
+
+/// Runs the rules over a log on standard input.
+fn simulate(config: &NamedTempFile, log: impl AsRef<[u8]>) -> Value {
+    let said = run_with(&["simulate", path(config), "--json"], &[], log);
+    assert!(said.code < 2, "{}", said.err);
+    said.json()
+}
+
+/// A request of a log: milliseconds after 2026-01-01, an address, a path, and a key.
+type Row = (u64, &'static str, &'static str, &'static str);
+
+const ROWS: [Row; 7] = [
+    (0, "192.0.2.1", "/", "k1"),
+    (10, "192.0.2.1", "/login", "k1"),
+    (20, "192.0.2.2", "/login?next=%20", "k2"),
+    (400, "192.0.2.1", "/a", "k1"),
+    (600, "192.0.2.1", "/login", "k1"),
+    (1400, "2001:db8::1", "/", "k3"),
+    (59_999, "192.0.2.1", "/", "k1"),
+];
+
+fn time(ms: u64) -> String {
+    format!("2026-01-01T00:{:02}:{:02}.{:03}Z", ms / 60_000, ms / 1000 % 60, ms % 1000)
+}
+
+fn with_port(address: &str) -> String {
+    if address.contains(':') { format!("[{address}]:4711") } else { format!("{address}:4711") }
+}
+
+/// The rows as lines of a log, each made by that.
+fn log(line: impl Fn(&Row) -> String) -> String {
+    ROWS.iter().map(|row| line(row) + "\n").collect()
+}
+
+fn envoys_text() -> String {
+    log(|(at, address, path, _)| {
+        format!(
+            "[{}] \"GET {path} HTTP/1.1\" 200 - 0 12 3 2 \"{address}\" \"an agent (of sorts)\" \"b1f\" \"example.com\" \"127.0.0.1:80\"",
+            time(*at)
+        )
+    })
+}
+
+fn istios_text() -> String {
+    log(|(at, address, path, _)| {
+        format!(
+            "[{}] \"GET {path} HTTP/1.1\" 200 - via_upstream - \"-\" 0 12 3 2 \"203.0.113.9, {address}\" \"agent\" \"b1f\" \"example.com\" \
+             \"10.0.0.1:80\" inbound|80|| 127.0.0.6:1 10.0.0.1:80 {} - default",
+            time(*at),
+            with_port(address)
+        )
+    })
+}
+
+fn istios_json() -> String {
+    log(|(at, address, path, key)| {
+        json!({
+            "start_time": time(*at), "method": "GET", "path": path, "protocol": "HTTP/1.1", "response_code": 200,
+            "bytes_sent": 12, "x_forwarded_for": null, "downstream_remote_address": with_port(address),
+            "authority": "example.com", "x_api_key": key, "upstream_service_time": "-",
+        })
+        .to_string()
+    })
+}
+
+const BY_ADDRESS: &str = r#"[
+    {"name": "per-ip", "limits": [{"capacity": 2, "refill": "1/s"}]},
+    {"name": "login", "match": {"path": "/login"}, "key": [], "shadow": true, "limits": [{"capacity": 1, "refill": "1/h"}]}
+]"#;
+
+/// What there is to say of the rows by these rules.
+fn expect(told: &Value) {
+    assert_eq!((&told["requests"], &told["denied"], &told["would_deny"]), (&json!(7), &json!(2), &json!(1)), "{told}");
+    assert_eq!((&told["first"], &told["last"]), (&json!("2026-01-01T00:00:00Z"), &json!("2026-01-01T00:00:59.999Z")));
+    let [per_ip, login] = [&told["rules"][0], &told["rules"][1]];
+    assert_eq!((&per_ip["requests"], &per_ip["denied"]), (&json!(7), &json!(2)));
+    assert_eq!(
+        (&login["requests"], &login["denied"], &login["top"][0]["key"]),
+        (&json!(3), &json!(2), &json!("quota:{login:}:0"))
+    );
+    assert_eq!((&per_ip["groups"][0]["callers"], &per_ip["groups"][0]["callers_denied"]), (&json!(3), &json!(1)));
+    let first = &per_ip["top"][0];
+    assert_eq!(
+        (&first["key"], &first["requests"], &first["denied"]),
+        (&json!("quota:{per-ip:192.0.2.1}:0"), &json!(5), &json!(2))
+    );
+    // Of what came until 0.6 s, 4 tokens, 0.6 are refilled; 4 are asked for in the first second.
+    assert_eq!((&first["capacity"], &first["most_in_a"]), (&json!([4]), &json!({"second": 4, "minute": 5, "hour": 5})));
+    assert_eq!(per_ip["top"][2]["key"], "quota:{per-ip:2001:db8::/64}:0");
+}
+
+#[test]
+fn each_usual_way_of_writing_a_log_says_the_same() {
+    let config = rules(BY_ADDRESS);
+    for log in [envoys_text(), istios_text(), istios_json(), envoys_text().replace('\n', "\r\n\r\n")] {
+        let told = simulate(&config, &log);
+        assert_eq!(told["lines_not_understood"], 0, "{told}");
+        expect(&told);
+    }
+}
+
+#[test]
+fn a_log_of_another_format_is_read_by_that_format() {
+    let config = rules(BY_ADDRESS);
+    let text =
+        log(|(at, address, path, _)| format!("{address} 100% {} | GET {path} | {}", at % 7, 1_767_225_600_000 + at));
+    let format = "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% 100%% %DURATION% | %REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH):200% | %START_TIME(%s%3f)%\n";
+    expect(&run_with(&["simulate", path(&config), "--json", "--format", format], &[], text).json());
+    let json = log(|(at, address, path, _)| {
+        json!({"ts": 1_767_225_600.0 + (*at as f64) / 1000.0, "client": {"ip": address}, "url": path, "ip": "192.0.2.77"}).to_string()
+    });
+    let json = json.replace(",\"ip\":\"192.0.2.77\"", "");
+    let fields =
+        ["--field", "ts=%START_TIME%", "--field", "ip=%DOWNSTREAM_REMOTE_ADDRESS%", "--field", "url=%REQ(:PATH)%"];
+    expect(&run_with(&[&["simulate", path(&config), "--json"], &fields[..]].concat(), &[], json).json());
+}
+
+#[test]
+fn logs_that_are_packed_or_in_pieces_are_read_in_the_order_of_time() {
+    let config = rules(BY_ADDRESS);
+    let all = istios_json();
+    let lines = all.lines().collect::<Vec<_>>();
+    let every_other =
+        |start: usize| lines.iter().skip(start).step_by(2).map(|line| format!("{line}\n")).collect::<String>();
+    // A log is in the order of the ends of requests.
+    let backwards = lines.iter().rev().map(|line| format!("{line}\n")).collect::<String>();
+    let pieces = [file(every_other(1)), file(gzip(&every_other(0)))];
+    let said = run(&["simulate", path(&config), path(&pieces[0]), path(&pieces[1]), "--json"]);
+    expect(&said.json());
+    assert_eq!(said.code, 1, "a request is denied");
+    expect(&simulate(&config, gzip(&backwards)));
+    // Two of gzip's members in one file, as a rotated log may have.
+    expect(&simulate(&config, [gzip(&every_other(0)), gzip(&every_other(1))].concat()));
+    let mut cut = gzip(&all);
+    cut.truncate(cut.len() - 9);
+    let said = run_with(&["simulate", path(&config)], &[], cut);
+    assert_eq!((said.code, said.err.contains("meshquota: -:")), (2, true), "{}", said.err);
+}
+
+fn gzip(text: &str) -> Vec<u8> {
+    let mut child = Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    child.wait_with_output().unwrap().stdout
+}
+
+#[test]
+fn what_is_not_understood_is_told_with_its_place_and_loses_nothing_else() {
+    let config = rules(BY_ADDRESS);
+    let spoiled = istios_json().replacen(
+        '\n',
+        "\nnot a line\n{\"start_time\": 7\n{\"start_time\": \"yesterday\", \"path\": \"/\"}\n",
+        1,
+    );
+    let said = run_with(
+        &["simulate", path(&config)],
+        &[],
+        format!("{spoiled}{{\"path\": \"/\"}}\n{{\"start_time\": 1}}\n\u{0}\n"),
+    );
+    assert_eq!(said.code, 1);
+    for part in [
+        "7 requests from 2026-01-01T00:00:00Z to 2026-01-01T00:00:59.999Z (59s 999ms)\n2 denied (28.57%)\n",
+        "1 more that a rule would have denied, had it not only watched\n",
+        "6 lines not understood:\n",
+        "  -:2: it is neither JSON nor of the format of the log\n",
+        "  -:3: no JSON: EOF while parsing an object at line 1 column 16\n",
+        "  -:4: the time \"yesterday\" is not understood; expected RFC 3339, or seconds or milliseconds since 1970\n",
+        "  -:11: it has no time\n",
+        "  -:12: it has neither a method nor a path\n",
+        "per-ip: 7 requests of 3 callers, 2 denied (28.57%)\n  2 tokens at most, 1 more every 1s: 3 callers, 1 of them denied\n",
+    ] {
+        assert!(said.out.contains(part), "{part}:\n{}", said.out);
+    }
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused_with_a_remedy() {
+    let config = rules(BY_ADDRESS);
+    let said = |arguments: &[&str], input: &str| -> Said {
+        run_with(&[&["simulate", path(&config)], arguments].concat(), &[], input)
+    };
+    let cases: [(&[&str], &str, &str); 8] = [
+        (&[], "", "there is no request in the log"),
+        (
+            &[],
+            "a\nb\n",
+            "none of 2 lines was understood; -:1: it is neither JSON nor of the format of the log; say how the log is written with --format, or what its names mean with --field",
+        ),
+        (&["/no/such/log"], "", "/no/such/log: No such file or directory (os error 2)"),
+        (&["--format", "%REQ(:PATH)%"], "", "--format: it has no %START_TIME%, without which nothing can be told"),
+        (&["--format", "%START_TIME%%REQ(:PATH)%"], "", "--format: nothing parts two operators before %"),
+        (
+            &["--format", "%START_TIME% %Req(:PATH)%"],
+            "",
+            "--format: no command operator of Envoy begins at %Req(:PATH)%",
+        ),
+        (&["--field", "a=%DURATION%"], "", "--field a: %DURATION% says nothing that a rule asks for"),
+        (&["--field", "a=b"], "", "--field a: expected a command operator of Envoy's, such as %START_TIME%"),
+    ];
+    for (arguments, input, expected) in cases {
+        let said = said(arguments, input);
+        assert_eq!((said.code, said.err.trim_end()), (2, format!("meshquota: {expected}").as_str()), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_rule_that_asks_for_what_no_log_has_is_told() {
+    let config = rules(
+        r#"[{"name": "a", "key": [{"header": "x-api-key"}], "limits": [{"refill": "1/s"}]},
+            {"name": "b", "match": {"route": "checkout"}, "limits": [{"refill": "1/s"}]}]"#,
+    );
+    let told = simulate(&config, envoys_text());
+    assert_eq!((&told["missing"], &told["without_a_rule"]), (&json!(["x-api-key", "xds.route_name"]), &json!(7)));
+    assert_eq!(told["rules"][0]["skipped"], 7);
+    let told = simulate(&config, istios_json());
+    assert_eq!((&told["missing"], &told["rules"][0]["groups"][0]["callers"]), (&json!(["xds.route_name"]), &json!(3)));
+}
+
+/// A log of many requests of a few callers in bursts, and what is to know of it: for each request its time and its caller.
+fn bursts(count: u64) -> (String, Vec<(u64, String)>) {
+    let mut random = fastrand::Rng::with_seed(11);
+    let (mut at, mut requests) = (0, Vec::new());
+    for _ in 0..count {
+        at += if random.u8(..) < 8 { random.u64(..3000) } else { random.u64(..40) };
+        requests.push((at, format!("192.0.2.{}", 1 + random.u8(..9).min(random.u8(..9)))));
+    }
+    let line = |(at, address): &(u64, String)| {
+        json!({"start_time": 1_767_225_600_000 + at, "path": "/", "client_ip": address}).to_string() + "\n"
+    };
+    (requests.iter().map(line).collect(), requests)
+}
+
+#[test]
+fn those_are_denied_whom_the_script_in_redis_denies() {
+    let config = r#"{"rules": [{"name": "per-ip", "limits": [{"capacity": 7, "refill": "13/3s"}, {"capacity": 100, "refill": "200/min"}], "cost": 2}]}"#;
+    let (log, requests) = bursts(4000);
+    let told = simulate(&file(config), log);
+    let limits = Config::from_json(config.as_bytes()).unwrap().rules[0].limits().to_vec();
+    let server = Server::start(Kind::Redis, &[]);
+    let mut connection = server.client();
+    let mut denied = BTreeMap::new();
+    for (at, address) in &requests {
+        let keys = (0..limits.len()).map(|limit| format!("quota:{{per-ip:{address}}}:{limit}")).collect::<Vec<_>>();
+        let granted =
+            ask(&mut connection, keys.iter().map(String::as_str).zip(limits.iter().copied()), 1_767_225_600_000 + at);
+        *denied.entry(keys[0].clone()).or_insert(0) += u64::from(!granted);
+    }
+    let told = told["rules"][0]["top"].as_array().unwrap();
+    let told = told.iter().map(|top| (top["key"].as_str().unwrap().to_owned(), top["denied"].as_u64().unwrap()));
+    let told = told.collect::<BTreeMap<_, _>>();
+    assert!(denied.values().sum::<u64>() > 400 && denied.values().sum::<u64>() < 3600, "{denied:?}");
+    assert_eq!(told, denied);
+}
+
+/// Whether the script grants a charge of 2 tokens at that time.
+fn ask<'a>(
+    connection: &mut redis::Connection,
+    limits: impl Iterator<Item = (&'a str, Limit)> + Clone,
+    now_ms: u64,
+) -> bool {
+    let cost = meshquota::quota::Cost::new(2).unwrap();
+    let call = Call::charge(limits, cost, std::num::NonZeroU32::MIN, Some(now_ms));
+    let mut bytes = BytesMut::new();
+    call.eval(&mut bytes);
+    let reply = redis::ConnectionLike::req_packed_command(connection, &bytes).unwrap();
+    let (granted, ..) = redis::from_redis_value::<(u64, u64, i64, u64)>(reply.clone())
+        .or_else(|_| redis::from_redis_value::<(u64, u64, i64, u64, u64)>(reply).map(|(a, b, c, d, _)| (a, b, c, d)))
+        .unwrap();
+    granted == 1
+}
+
+#[test]
+fn the_log_of_an_envoy_says_what_its_filter_decided() {
+    let (server, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let configuration = json!({"rules": [
+        {"name": "per-ip", "limits": [{"capacity": 5, "refill": "1/h"}]},
+        {"name": "login", "match": {"path": "/login"}, "shadow": true, "limits": [{"capacity": 2, "refill": "1/h"}]},
+    ]});
+    let default = Setup::new(server.port(), &app).configuration(configuration.clone()).tweak(|document| {
+        let log = &mut document.manager("ingress")["access_log"][0]["typed_config"];
+        log.as_object_mut().unwrap().remove("log_format");
+    });
+    let as_json = Setup::new(server.port(), &app).configuration(configuration.clone()).tweak(|document| {
+        document.manager("ingress")["access_log"][0]["typed_config"]["log_format"] = json!({"json_format": {
+            "start_time": "%START_TIME%", "method": "%REQ(:METHOD)%", "path": "%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%",
+            "downstream_remote_address": "%DOWNSTREAM_REMOTE_ADDRESS%", "response_code": "%RESPONSE_CODE%",
+        }});
+    });
+    let config = file(configuration.to_string());
+    for setup in [default, as_json] {
+        let envoy = setup.start();
+        redis::cmd("FLUSHALL").exec(&mut server.client()).unwrap();
+        let paths = ["/", "/login", "/login", "/login?a", "/b", "/c", "/login", "/d"];
+        let statuses = paths.map(|path| envoy.get(path).status());
+        assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429, 429]);
+        let log = envoy.wait_for_access_log(paths.len()).join("\n");
+        let told = simulate(&config, &log);
+        // The last login is denied by the one rule, and would have been by the other.
+        assert_eq!(
+            (&told["requests"], &told["denied"], &told["would_deny"]),
+            (&json!(8), &json!(3), &json!(1)),
+            "{log}"
+        );
+        assert_eq!((&told["rules"][1]["requests"], &told["rules"][1]["denied"]), (&json!(4), &json!(2)));
+        let top = &told["rules"][0]["top"][0];
+        assert_eq!((&top["requests"], &top["denied"]), (&json!(8), &json!(3)));
+        envoy.finish();
+    }
+}
+
+/// The most memory that a process has had so far, in KiB.
+fn peak_kib(child: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn no_more_memory_is_taken_for_a_longer_log() {
+    let config = rules(BY_ADDRESS);
+    let mut child = Command::new(program())
+        .args(["simulate", path(&config), "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut write = |from: u64, to: u64| {
+        for at in from..to {
+            writeln!(
+                input,
+                "{{\"start_time\": {}, \"path\": \"/{at}\", \"client_ip\": \"10.0.{}.{}\"}}",
+                1_767_225_600_000 + at,
+                at % 20,
+                at % 250
+            )
+            .unwrap();
+        }
+    };
+    // By then as much is held back as ever is.
+    write(0, 60_000);
+    let early = peak_kib(&child);
+    write(60_000, 400_000);
+    let late = peak_kib(&child);
+    drop(input);
+    let mut told = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_to_string(&mut told).unwrap();
+    child.wait().unwrap();
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["requests"], &told["forgotten"], &told["out_of_order"]), (&json!(400_000), &json!(0), &json!(0)));
+    assert!(late < early + early / 4, "{early} KiB after 60000 requests, {late} KiB after 400000");
+}
+
+#[test]
+fn nothing_of_a_progress_bar_is_written_where_there_is_no_terminal() {
+    let log = file(istios_json());
+    let said = run(&["simulate", path(&rules(BY_ADDRESS)), path(&log)]);
+    assert_eq!(said.err, "");
+    assert!(said.out.as_bytes().lines().all(|line| !line.unwrap().contains('\u{1b}')));
+}
+
+#[test]
+fn the_page_on_the_command_line_shows_what_is_said() {
+    let page = read("docs/command-line.md");
+    let blocks = page.split("```").skip(1).step_by(2).map(|block| block.split_once('\n').unwrap().1).collect::<Vec<_>>();
+    let [config, log, expected, ..] = &blocks[..] else { panic!("{blocks:?}") };
+    assert_eq!(run_with(&["simulate", path(&file(config))], &[], log).out, *expected);
+}
