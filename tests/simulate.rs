@@ -395,7 +395,8 @@ fn nothing_of_a_progress_bar_is_written_where_there_is_no_terminal() {
 #[test]
 fn the_page_on_the_command_line_shows_what_is_said() {
     let page = read("docs/command-line.md");
-    let blocks = page.split("```").skip(1).step_by(2).map(|block| block.split_once('\n').unwrap().1).collect::<Vec<_>>();
+    let blocks =
+        page.split("```").skip(1).step_by(2).map(|block| block.split_once('\n').unwrap().1).collect::<Vec<_>>();
     let [config, log, expected, ..] = &blocks[..] else { panic!("{blocks:?}") };
     assert_eq!(run_with(&["simulate", path(&file(config))], &[], log).out, *expected);
 }
