@@ -23,13 +23,13 @@ use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
 use support::http::{Body, Request};
-use support::manifests::{self, files, of_kind, of_kind_mut, with, yaml};
+use support::manifests::{self, files, of_kind, of_kind_mut, shipped_rules, with, yaml};
 use support::program::program;
 use support::project::read;
 use support::quota::{check_limit, key, keys, left, quota};
 use support::server::{Kind, Server, wait_until};
 use support::tunnel::{check_parts, check_script, names};
-use translation::{Hops, Layout, Proxy, added, bootstrap, deliver};
+use translation::{Deliveries, Hops, Layout, Proxy, added, bootstrap};
 
 /// The Envoys of Envoy Gateway 1.6 and later, with what their release makes of the manifests.
 const PROXIES: [(&str, Layout); 4] =
@@ -177,15 +177,10 @@ fn configuration(manifests: &mut [Value]) -> &mut Value {
 
 #[test]
 fn the_filter_accepts_its_configuration_which_has_the_rule_of_the_configuration_for_envoy() {
-    let envoy = yaml("envoy/envoy.yaml");
-    let filters =
-        &envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
-    let shipped = filters[0]["typed_config"]["config"]["configuration"]["value"].as_str().unwrap();
-    let shipped: Value = serde_json::from_str(shipped).unwrap();
     for name in OVERLAYS {
         let mut manifests = rendered(name);
         let configuration = configuration(&mut manifests).clone();
-        assert_eq!(configuration["rules"], shipped["rules"], "{name}");
+        assert_eq!(configuration["rules"], shipped_rules(), "{name}");
         match Config::from_json(configuration.to_string().as_bytes()) {
             Ok(config) => assert!(config.warnings.is_empty(), "{name}: {:?}", config.warnings),
             Err(errors) => panic!("{name}: {errors}"),
@@ -450,9 +445,9 @@ fn a_proxy_without_the_bootstrap_refuses_the_tunnels_listener_alone_and_requests
             let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
             let mut manifests = patient("gateway");
             manifests.retain(|object| has_bootstrap || object["kind"] != "EnvoyProxy");
-            let folder = tempfile::tempdir().unwrap();
+            let deliveries = Deliveries::new();
             let setup = setup(&Proxy::new(manifests, layout), &[redis.port()], &service, NEWEST);
-            let setup = setup.tweak(deliver(folder.path()));
+            let setup = setup.tweak(deliveries.deliver());
             if has_bootstrap {
                 let envoy = setup.start();
                 check_limit(&envoy);
@@ -464,6 +459,28 @@ fn a_proxy_without_the_bootstrap_refuses_the_tunnels_listener_alone_and_requests
             assert!(envoy.log().contains(REFUSED), "{layout:?}");
             envoy.finish();
         }
+    }
+}
+
+#[test]
+fn a_policy_that_changes_takes_effect_and_no_request_fails() {
+    for layout in LAYOUTS {
+        let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
+        let deliveries = Deliveries::new();
+        let setup = setup(&Proxy::new(patient("gateway"), layout), &[redis.port()], &service, NEWEST);
+        let envoy = setup.tweak(deliveries.deliver()).start();
+        assert_eq!(quota(&envoy.get("/")), Some((10, 9)), "{layout:?}");
+        let capacity = |capacity: u64| format!(r#"\"capacity\":{capacity},"#);
+        deliveries.replace(&capacity(10), &capacity(2000));
+        wait_until("the new limit holds", || {
+            let response = envoy.get("/");
+            let (limit, _) = quota(&response).expect("no request goes on without a quota");
+            // The old limit may be spent before.
+            assert!(response.status() == 200 || limit == 10, "{layout:?}");
+            limit == 2000
+        });
+        wait_until("the old filter is gone", || envoy.gauge("connected") == 1);
+        envoy.finish();
     }
 }
 
