@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
-use support::http::{Body, Request};
+use support::http::{Body, Client, Request};
 use support::manifests::{self, files, of_kind, of_kind_mut, shipped_rules, with, yaml};
 use support::program::program;
 use support::project::read;
@@ -39,6 +39,10 @@ const LAYOUTS: [Layout; 2] = [Layout::Listed, Layout::Chained];
 
 /// What an Envoy says that refuses an internal listener.
 const REFUSED: &str = "InternalListener bootstrap extension is mandatory";
+
+/// What an Envoy says of a filter whose module it cannot have, or not yet: one that is being fetched for another filter comes
+/// a moment later.
+const LOADING: &str = "failed to load";
 
 const PAGE: &str = "docs/envoy-gateway.md";
 
@@ -342,8 +346,7 @@ fn the_policy_of_a_route_takes_the_place_of_that_of_the_gateway() {
         manifests.push(with(own, "/spec/wasm/0/config/redis", json!({"timeout": PATIENT})));
         let setup = setup(&Proxy::new(manifests, layout), &[redis.port()], &service, version).unconnected();
         let mut envoy = setup.start();
-        // Two filters want the same module at the same time: the second has it a moment later, and Envoy says so.
-        envoy.tolerate("failed to load");
+        envoy.tolerate(LOADING);
         wait_until("both filters are connected", || envoy.gauge("connected") == 2);
         for left in [4, 3] {
             assert_eq!(quota(&envoy.get("/login")), Some((5, left)), "{version} {layout:?}");
@@ -367,6 +370,22 @@ fn routes_without_a_policy_of_their_own_share_the_buckets_and_the_connection_of_
         }
         assert_eq!(keys(&redis), [key("127.0.0.1")]);
         assert_eq!(envoy.gauge("connected"), 1, "{layout:?}");
+        envoy.finish();
+    }
+}
+
+#[test]
+fn the_listeners_of_a_gateway_share_the_buckets_and_the_connection() {
+    for (version, layout) in PROXIES {
+        let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
+        let mut proxy = Proxy::new(patient("gateway"), layout);
+        proxy.listeners = &["ingress", "second"];
+        let mut envoy = setup(&proxy, &[redis.port()], &service, version).start();
+        envoy.tolerate(LOADING);
+        assert_eq!(quota(&envoy.get("/")), Some((10, 9)), "{version} {layout:?}");
+        let mut client = Client::connect(envoy.listener("second"));
+        assert_eq!(quota(&client.get("/")), Some((10, 8)), "{version} {layout:?}");
+        assert_eq!(envoy.gauge("connected"), 1, "{version} {layout:?}");
         envoy.finish();
     }
 }
@@ -496,7 +515,7 @@ fn a_module_that_cannot_be_had_lets_requests_go_on_or_refuses_them_as_the_policy
             let mut proxy = Proxy::new(manifests, layout);
             proxy.finds_module = false;
             let mut envoy = setup(&proxy, &[redis.port()], &service, NEWEST).unconnected().start();
-            envoy.tolerate("failed to load");
+            envoy.tolerate(LOADING);
             if fails_open {
                 check_no_quota(&envoy);
             } else {
@@ -512,7 +531,7 @@ fn a_module_that_cannot_be_had_lets_requests_go_on_or_refuses_them_as_the_policy
 #[test]
 fn the_page_says_what_an_envoy_says() {
     let page = read(PAGE);
-    for said in [REFUSED, "failed to load"] {
+    for said in [REFUSED, LOADING] {
         assert!(page.contains(said), "{PAGE} does not say: {said}");
     }
 }

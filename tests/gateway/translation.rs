@@ -49,13 +49,15 @@ pub struct Proxy {
     pub manifests: Vec<Value>,
     pub layout: Layout,
     pub hops: Hops,
+    /// The names of its listeners, the first of which is `ingress`.
+    pub listeners: &'static [&'static str],
     /// Whether the proxy finds the module where Envoy Gateway serves it.
     pub finds_module: bool,
 }
 
 impl Proxy {
     pub fn new(manifests: Vec<Value>, layout: Layout) -> Self {
-        Self { manifests, layout, hops: Hops::ByManager, finds_module: true }
+        Self { manifests, layout, hops: Hops::ByManager, listeners: &["ingress"], finds_module: true }
     }
 
     /// Makes the configuration of an Envoy that of the proxy, where Redis is on these ports and the service on that one.
@@ -68,7 +70,7 @@ impl Proxy {
             aim_at_redis(&mut clusters, &redis);
             clusters.extend([app, json!({"name": "wasm_cluster", "load_assignment": at("wasm_cluster", served())})]);
             let mut listeners = added(&proxy.manifests, "listener");
-            listeners.push(proxy.listener());
+            listeners.extend(proxy.listeners.iter().map(|name| proxy.listener(name)));
             let mut bootstrap = bootstrap(&proxy.manifests);
             merge(
                 &mut bootstrap,
@@ -81,10 +83,10 @@ impl Proxy {
         }
     }
 
-    fn listener(&self) -> Value {
+    fn listener(&self, name: &str) -> Value {
         let manager = json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": self.manager()});
         json!({
-            "name": "ingress",
+            "name": name,
             "address": local(0),
             "per_connection_buffer_limit_bytes": 32768,
             "default_filter_chain": {"filters": [manager]},
