@@ -17,5 +17,10 @@ pub mod http2;
 pub mod cluster;
 pub mod envoy;
 pub mod module;
+pub mod quota;
+
+pub mod manifests;
+pub mod schemas;
+pub mod tunnel;
 
 pub mod shim;
