@@ -60,7 +60,7 @@ lint: target $(DENY) ## formatting, the lints for both targets, and what the dep
 docs: ## write the generated parts of docs/ and the JSON Schema anew
 	UPDATE=1 cargo test --test documents
 
-tools: ## fetch the pinned Envoys and Valkey into .tools/
+tools: ## fetch the pinned Envoys, Valkey, Helm and kubectl into .tools/
 	@$(PYTHON) tools/fetch.py --all
 
 clean: ## remove what was built and fetched

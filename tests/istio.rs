@@ -28,6 +28,7 @@ use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
 use support::http::{Message, Request};
+use support::pinned::kubectl;
 use support::project::{project, read};
 use support::server::{Kind, Server, wait_until};
 
@@ -96,12 +97,9 @@ fn a_field_that_is_misspelt_missing_or_out_of_range_is_found() {
 
 #[test]
 fn kustomize_makes_the_same_of_the_overlays() {
-    if Command::new("kubectl").args(["version", "--client"]).output().is_err() {
-        eprintln!("not compared: there is no kubectl");
-        return;
-    }
+    let Some(kubectl) = kubectl() else { return };
     for name in OVERLAYS {
-        let output = Command::new("kubectl").arg("kustomize").arg(project().join(overlay(name))).output().unwrap();
+        let output = Command::new(&kubectl).arg("kustomize").arg(project().join(overlay(name))).output().unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         let text = String::from_utf8(output.stdout).unwrap();
         let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());

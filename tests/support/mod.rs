@@ -5,6 +5,7 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
+pub mod pinned;
 pub mod project;
 
 pub mod server;
