@@ -9,6 +9,7 @@ pub mod pinned;
 pub mod project;
 
 pub mod server;
+pub mod tls;
 
 pub mod app;
 pub mod http;

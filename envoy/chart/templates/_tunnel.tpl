@@ -7,6 +7,22 @@ The way to Redis inside a proxy, as parts of Envoy's configuration:
 With Envoy's own Redis client the listener leads to the cluster and the internal listener meshquota_redis_proxy first.
 */ -}}
 
+{{- /* What there is, in JSON: the kind of each part, its name, and the template below that renders it. */ -}}
+{{- define "meshquota.parts" -}}
+{{- $parts := list
+  (dict "kind" "Listener" "name" "meshquota_tunnel" "template" "meshquota.listener.tunnel")
+  (dict "kind" "Cluster" "name" "meshquota_tunnel" "template" "meshquota.cluster.tunnel")
+  (dict "kind" "Cluster" "name" "meshquota_redis" "template" "meshquota.cluster.redis")
+-}}
+{{- if ne .Values.redis.mode "direct" -}}
+{{- $parts = concat $parts (list
+  (dict "kind" "Listener" "name" "meshquota_redis_proxy" "template" "meshquota.listener.redisProxy")
+  (dict "kind" "Cluster" "name" "meshquota_redis_proxy" "template" "meshquota.cluster.redisProxy")
+) -}}
+{{- end -}}
+{{- toJson $parts -}}
+{{- end -}}
+
 {{- define "meshquota.listener.tunnel" -}}
 name: meshquota_tunnel
 internal_listener: {}
