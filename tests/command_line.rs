@@ -4,33 +4,14 @@
 mod support;
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::OnceLock;
 
 use meshquota::config::schema::json_schema;
 use serde_json::{Value, json};
 use support::cluster::Cluster;
+use support::program::program;
 use support::project::{project, read};
 use support::server::{Kind, Server, free_port};
-
-/// The program, built from this source.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
-            .args(["build", "--package", "meshquota-cli", "--message-format=json-render-diagnostics"])
-            .current_dir(project())
-            .output()
-            .expect("cargo runs");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let lines = String::from_utf8(output.stdout).unwrap();
-        let messages = lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let mut programs = messages.filter_map(|message| message.get("executable")?.as_str().map(PathBuf::from));
-        programs.next_back().expect("cargo names the program that it has built")
-    })
-}
 
 /// What the program said, on both channels, and its exit code.
 struct Said {

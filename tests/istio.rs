@@ -7,46 +7,48 @@
 
 mod support;
 
-#[path = "istio/manifests.rs"]
-mod manifests;
 #[path = "istio/mesh.rs"]
 mod mesh;
 #[path = "istio/schemas.rs"]
 mod schemas;
 
-use std::collections::BTreeMap;
-use std::process::Command;
-
 use meshquota::config::Config;
-use redis::Commands;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-use manifests::{OVERLAYS, files, of_kind, of_kind_mut, overlay, rendered, yaml};
 use mesh::{Hop, added, boot, with_doubles};
 use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
-use support::http::{Message, Request};
-use support::pinned::kubectl;
-use support::project::{project, read};
+use support::http::Request;
+use support::manifests::{self, files, of_kind, of_kind_mut, with, yaml};
+use support::quota::{check_limit, key, keys, left, quota};
 use support::server::{Kind, Server, wait_until};
+use support::tunnel::{check_parts, check_script, names};
 
 /// The Envoy of the oldest Istio that is supported, 1.28, and the newest there is.
 const VERSIONS: [&str; 2] = ["1.36.2", NEWEST];
 
 const PAGE: &str = "docs/istio.md";
 
-/// The blocks of YAML of the page, without their indentation.
+const OVERLAYS: [&str; 5] = ["namespace", "mesh", "gateway", "waypoint", "proxied"];
+
+/// The path of an overlay inside the project.
+fn overlay(name: &str) -> String {
+    format!("envoy/istio/overlays/{name}")
+}
+
+/// What an overlay comes to.
+fn rendered(name: &str) -> Vec<Value> {
+    manifests::rendered(&overlay(name))
+}
+
 fn snippets() -> Vec<Value> {
-    let page = read(PAGE);
-    let blocks = page.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.map(|block| serde_yaml_ng::from_str(block).unwrap_or_else(|error| panic!("{error}:\n{block}"))).collect()
+    manifests::snippets(PAGE)
 }
 
 #[test]
 fn every_manifest_has_the_fields_that_istio_documents_and_no_others() {
-    let files = files();
+    let files = files("envoy/istio");
     assert!(files.len() > OVERLAYS.len());
     for file in files {
         let document = yaml(&file);
@@ -84,46 +86,22 @@ fn a_field_that_is_misspelt_missing_or_out_of_range_is_found() {
         (tunnel, "/spec/configPatches/0/applyto", json!("LISTENER")),
     ];
     for (object, path, value) in cases {
-        let mut object = object.clone();
-        let (parent, field) = path.rsplit_once('/').unwrap();
-        let parent = object.pointer_mut(parent).unwrap().as_object_mut().unwrap();
-        match value {
-            Value::Null => parent.remove(field),
-            value => parent.insert(field.to_owned(), value),
-        };
-        assert_eq!(schemas::faults(&object).len(), 1, "{path}");
+        assert_eq!(schemas::faults(&with(object, path, value)).len(), 1, "{path}");
     }
 }
 
 #[test]
 fn kustomize_makes_the_same_of_the_overlays() {
-    let Some(kubectl) = kubectl() else { return };
     for name in OVERLAYS {
-        let output = Command::new(&kubectl).arg("kustomize").arg(project().join(overlay(name))).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        let text = String::from_utf8(output.stdout).unwrap();
-        let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());
-        let by_kind = |objects: Vec<Value>| {
-            objects.into_iter().map(|object| (object["kind"].to_string(), object)).collect::<BTreeMap<_, _>>()
-        };
-        assert_eq!(by_kind(documents.collect()), by_kind(rendered(name)), "{name}");
+        manifests::check_against_kubectl(&overlay(name));
     }
-}
-
-/// The script inside the tunnel's listener.
-fn lua(listener: &mut Value) -> &mut Value {
-    let manager = &mut listener["filter_chains"][0]["filters"][0]["typed_config"];
-    &mut manager["http_filters"][0]["typed_config"]["default_source_code"]
 }
 
 #[test]
 fn the_script_in_the_manifests_is_that_of_the_project_to_the_byte() {
     for name in OVERLAYS {
         let hop = if name == "waypoint" { Hop::Waypoint } else { Hop::Gateway(0) };
-        let mut listeners = added(&rendered(name), hop, "LISTENER");
-        let tunnel = listeners.iter_mut().find(|listener| listener["name"] == "meshquota_tunnel").unwrap();
-        let script = lua(tunnel)["inline_string"].as_str().unwrap();
-        assert!(script == read("lua/tunnel.lua"), "{name}: the script is not that of lua/tunnel.lua");
+        check_script(&mut added(&rendered(name), hop, "LISTENER"));
     }
 }
 
@@ -131,26 +109,8 @@ fn the_script_in_the_manifests_is_that_of_the_project_to_the_byte() {
 fn the_tunnel_is_that_of_the_configurations_for_envoy_but_for_addresses_and_credentials() {
     for (name, shipped) in [("namespace", "envoy/envoy.yaml"), ("proxied", "envoy/redis-cluster.yaml")] {
         let manifests = rendered(name);
-        let shipped = yaml(shipped);
         for (apply_to, list) in [("LISTENER", "listeners"), ("CLUSTER", "clusters")] {
-            let own = |part: &&Value| part["name"].as_str().unwrap().starts_with("meshquota_");
-            let by_name = |parts: Vec<Value>| {
-                let mut parts =
-                    parts.into_iter().map(|part| (part["name"].to_string(), part)).collect::<BTreeMap<_, _>>();
-                if let Some(tunnel) = parts.get_mut("\"meshquota_tunnel\"").filter(|_| apply_to == "LISTENER") {
-                    lua(tunnel).take();
-                }
-                if let Some(redis) = parts.get_mut("\"meshquota_redis\"") {
-                    redis.as_object_mut().unwrap().remove("typed_extension_protocol_options");
-                    for host in redis["load_assignment"]["endpoints"][0]["lb_endpoints"].as_array_mut().unwrap() {
-                        host["endpoint"]["address"]["socket_address"]["address"].take();
-                    }
-                }
-                parts
-            };
-            let expected = shipped["static_resources"][list].as_array().unwrap();
-            let expected = expected.iter().filter(own).cloned().collect::<Vec<_>>();
-            assert_eq!(by_name(added(&manifests, Hop::Inbound, apply_to)), by_name(expected), "{name}");
+            check_parts(added(&manifests, Hop::Inbound, apply_to), shipped, list);
         }
     }
 }
@@ -169,8 +129,7 @@ fn a_proxy_gets_each_part_once_and_none_has_a_name_of_istio() {
         for hop in hops {
             for apply_to in ["LISTENER", "CLUSTER"] {
                 let parts = added(&manifests, *hop, apply_to);
-                let mut names = parts.iter().map(|part| part["name"].as_str().unwrap()).collect::<Vec<_>>();
-                names.sort_unstable();
+                let names = names(&parts);
                 let proxied = (name == "proxied").then_some("meshquota_redis_proxy");
                 let redis = (apply_to == "CLUSTER").then_some("meshquota_redis");
                 let expected = redis.into_iter().chain(proxied).chain(["meshquota_tunnel"]).collect::<Vec<_>>();
@@ -202,16 +161,6 @@ fn the_filter_accepts_its_configuration_which_has_the_rule_of_the_configuration_
     }
 }
 
-/// The quota headers of a response: limit and remaining.
-fn quota(response: &Message) -> Option<(u64, u64)> {
-    response.number("x-ratelimit-limit").zip(response.number("x-ratelimit-remaining"))
-}
-
-/// The key of a client's bucket.
-fn key(client: &str) -> String {
-    format!("quota:{{per-ip:{client}}}:0")
-}
-
 /// An Envoy as Istio would configure it at that hop, before that service or the next hop.
 fn start(manifests: &[Value], hop: Hop, redis: &Server, next: u16, version: &'static str) -> Envoy {
     // The service is named by its port in `boot`.
@@ -235,20 +184,6 @@ fn patient(name: &str) -> Vec<Value> {
     manifests
 }
 
-/// Sends requests until one has been denied; before that some have been admitted, and they told of the limit.
-fn check_limit(envoy: &Envoy) {
-    let mut admitted = 0;
-    wait_until("a request is denied", || {
-        let response = envoy.get("/");
-        match response.status() {
-            200 => admitted += usize::from(quota(&response).is_some_and(|(limit, _)| limit == 10)),
-            status => assert_eq!((status, quota(&response)), (429, Some((10, 0)))),
-        }
-        response.status() == 429
-    });
-    assert!(admitted >= 10, "{admitted}");
-}
-
 #[test]
 fn each_overlay_as_it_is_limits_at_its_hop_and_has_its_bucket_in_redis() {
     let places = [
@@ -262,8 +197,7 @@ fn each_overlay_as_it_is_limits_at_its_hop_and_has_its_bucket_in_redis() {
             let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
             let envoy = start(&rendered(name), hop, &redis, app.port(), version);
             check_limit(&envoy);
-            let keys: Vec<String> = redis.client().keys("*").unwrap();
-            assert_eq!(keys, [key("127.0.0.1")], "{version} {name}");
+            assert_eq!(keys(&redis), [key("127.0.0.1")], "{version} {name}");
             assert!(app.count() >= 10);
             envoy.finish();
         }
@@ -284,16 +218,9 @@ fn the_overlay_for_redis_cluster_limits_and_has_its_bucket_in_its_slot() {
         wait_until("Envoy knows the slots", || quota(&envoy.client_from("127.0.0.9").get("/")).is_some());
         check_limit(&envoy);
         let owner = &cluster.nodes[cluster.owner(&key("127.0.0.1"))];
-        assert!(owner.client().exists::<_, bool>(key("127.0.0.1")).unwrap(), "{version}");
+        assert!(left(owner, "127.0.0.1").is_some(), "{version}");
         envoy.finish();
     }
-}
-
-/// What is left in a client's bucket of ten, and none where it has no bucket.
-fn left(redis: &Server, client: &str) -> Option<u64> {
-    let tokens: Option<f64> = redis.client().hget(key(client), "tokens").unwrap();
-    // A day's refill brings a part of a token back.
-    tokens.map(|tokens| tokens as u64)
 }
 
 #[test]
@@ -311,9 +238,7 @@ fn a_sidecar_behind_a_gateway_counts_each_client_by_the_address_that_the_gateway
         assert_eq!(gateway.client_from("127.0.0.2").exchange(&request).status(), 200);
     }
     assert_eq!((left(&redis, "127.0.0.2"), left(&redis, "127.0.0.3")), (Some(6), Some(9)));
-    let mut keys: Vec<String> = redis.client().keys("*").unwrap();
-    keys.sort();
-    assert_eq!(keys, ["127.0.0.2", "127.0.0.3"].map(key));
+    assert_eq!(keys(&redis), ["127.0.0.2", "127.0.0.3"].map(key));
     // A caller inside the mesh, which needs no gateway, is believed: the page says what to do about it.
     let request = Request::get("/").with("x-forwarded-for", "6.6.6.6");
     assert_eq!(sidecar.client_from("127.0.0.4").exchange(&request).status(), 200);
@@ -335,8 +260,7 @@ fn with_a_trusted_proxy_before_the_gateway_the_client_is_one_hop_further_left() 
     // The gateway's own filter agrees, and needs no settings for it.
     let own = start(&patient("gateway"), Hop::Gateway(1), &redis, app.port(), NEWEST);
     assert_eq!(quota(&own.client_from("127.0.0.2").exchange(&request)), Some((10, 8)));
-    let keys: Vec<String> = redis.client().keys("*").unwrap();
-    assert_eq!(keys, [key("192.0.2.7")]);
+    assert_eq!(keys(&redis), [key("192.0.2.7")]);
     own.finish();
     gateway.finish();
     sidecar.finish();

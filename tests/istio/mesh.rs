@@ -6,8 +6,9 @@
 
 use serde_json::{Value, json};
 
-use super::manifests::of_kind;
 use crate::support::envoy::{Document, local};
+use crate::support::manifests::of_kind;
+use crate::support::tunnel::{aim_at_redis, internal_listeners};
 
 const TYPES: &str = "type.googleapis.com/envoy.extensions";
 
@@ -147,12 +148,7 @@ pub fn boot(
         let mut app = document.cluster("app").take();
         app["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"] = local(next);
         let mut clusters = added(&manifests, hop, "CLUSTER");
-        let cluster = clusters.iter_mut().find(|cluster| cluster["name"] == "meshquota_redis").unwrap();
-        let hosts = cluster["load_assignment"]["endpoints"][0]["lb_endpoints"].as_array_mut().unwrap();
-        assert_eq!(hosts.len(), redis.len());
-        for (host, port) in hosts.iter_mut().zip(redis) {
-            host["endpoint"]["address"] = local(port);
-        }
+        aim_at_redis(&mut clusters, &redis);
         clusters.push(app);
         let mut listeners = added(&manifests, hop, "LISTENER");
         listeners.push(json!({
@@ -164,10 +160,9 @@ pub fn boot(
                 "typed_config": manager(hop, filters(&manifests, hop, &code)),
             }]}],
         }));
-        let internal = json!({"@type": format!("{TYPES}.bootstrap.internal_listener.v3.InternalListener")});
         document.0 = json!({
             "admin": document.0["admin"],
-            "bootstrap_extensions": [{"name": "envoy.bootstrap.internal_listener", "typed_config": internal}],
+            "bootstrap_extensions": internal_listeners(),
             "static_resources": {"listeners": listeners, "clusters": clusters},
             "stats_config": {"stats_tags": stats_tags},
         });

@@ -1,39 +1,8 @@
-//! What the manifests may say: the fields that Istio, Kubernetes and kustomize document, and no others.
+//! What the manifests may say: the fields that Istio and Kubernetes document, and no others.
 
 use serde_json::{Value, json};
 
-/// An object of these fields alone.
-fn closed(required: &[&str], properties: Value) -> Value {
-    json!({"type": "object", "additionalProperties": false, "required": required, "properties": properties})
-}
-
-fn list(items: Value) -> Value {
-    json!({"type": "array", "minItems": 1, "items": items})
-}
-
-fn text() -> Value {
-    json!({"type": "string", "minLength": 1})
-}
-
-fn one_of(values: &[&str]) -> Value {
-    json!({"enum": values})
-}
-
-fn labels() -> Value {
-    json!({"type": "object", "minProperties": 1, "additionalProperties": text()})
-}
-
-/// A whole object of Kubernetes.
-fn object(api_version: &str, kind: &str, spec: Value) -> Value {
-    let metadata = json!({"name": text(), "namespace": text(), "labels": labels(), "annotations": labels()});
-    let fields = json!({
-        "apiVersion": {"const": api_version},
-        "kind": {"const": kind},
-        "metadata": closed(&["name"], metadata),
-        "spec": spec,
-    });
-    closed(&["apiVersion", "kind", "metadata", "spec"], fields)
-}
+use crate::support::schemas::{self, closed, labels, list, object, of_kustomize, one_of, text};
 
 fn target_refs() -> Value {
     let fields = json!({"group": {"type": "string"}, "kind": text(), "name": text(), "namespace": text()});
@@ -98,46 +67,16 @@ fn authorization_policy() -> Value {
     object("security.istio.io/v1", "AuthorizationPolicy", closed(&[], fields))
 }
 
-fn kustomization(kind: &str, api_version: &str) -> Value {
-    let target = closed(&["kind", "name"], json!({"kind": text(), "name": text()}));
-    let patch = closed(&["path"], json!({"path": text(), "target": target}));
-    let fields = json!({
-        "apiVersion": {"const": api_version},
-        "kind": {"const": kind},
-        "namespace": text(),
-        "resources": list(text()),
-        "components": list(text()),
-        "patches": list(patch),
-    });
-    closed(&["apiVersion", "kind"], fields)
-}
-
-/// The steps of a JSON patch.
-fn steps() -> Value {
-    let fields = json!({"op": one_of(&["add", "replace", "test"]), "path": text(), "value": {}});
-    list(closed(&["op", "path", "value"], fields))
-}
-
-/// The schema for a document: by its kind, or that of a JSON patch.
+/// What is wrong with a document, by its kind.
 ///
 /// # Panics
 /// Where nothing of that kind should be there.
-fn schema(document: &Value) -> Value {
-    if document.is_array() {
-        return steps();
-    }
-    match document["kind"].as_str() {
+pub fn faults(document: &Value) -> Vec<String> {
+    let schema = match document.get("kind").and_then(Value::as_str) {
         Some("WasmPlugin") => wasm_plugin(),
         Some("EnvoyFilter") => envoy_filter(),
         Some("AuthorizationPolicy") => authorization_policy(),
-        Some("Kustomization") => kustomization("Kustomization", "kustomize.config.k8s.io/v1beta1"),
-        Some("Component") => kustomization("Component", "kustomize.config.k8s.io/v1alpha1"),
-        other => panic!("no document of the kind {other:?} is known"),
-    }
-}
-
-/// What is wrong with a document.
-pub fn faults(document: &Value) -> Vec<String> {
-    let validator = jsonschema::validator_for(&schema(document)).unwrap();
-    validator.iter_errors(document).map(|error| format!("{}: {error}", error.instance_path())).collect()
+        _ => of_kustomize(document),
+    };
+    schemas::faults(document, &schema)
 }

@@ -24,6 +24,8 @@ pub struct App {
 struct State {
     /// Added to every answer.
     headers: Headers,
+    /// The body of every answer in HTTP/1.1.
+    body: Vec<u8>,
     seen: Mutex<Vec<Message>>,
     ended: AtomicBool,
 }
@@ -37,22 +39,23 @@ impl App {
     /// One that adds headers to its answers.
     pub fn answering(headers: &[(&str, &str)]) -> Self {
         let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), value.as_bytes().to_vec())).collect();
-        Self::listen(headers, |stream, state| {
-            thread::spawn(move || serve(stream, &state));
-        })
+        Self::listen(headers, ANSWER.into(), serve)
+    }
+
+    /// One that has this to give, and nothing else.
+    pub fn serving(body: Vec<u8>) -> Self {
+        Self::listen(Headers::new(), body, serve)
     }
 
     /// One that speaks HTTP/2 without TLS. What comes on the path `/echo` goes back as it comes.
     pub fn http2() -> Self {
-        Self::listen(Headers::new(), |stream, state| {
-            thread::spawn(move || serve_http2(stream, &state));
-        })
+        Self::listen(Headers::new(), Vec::new(), serve_http2)
     }
 
-    fn listen(headers: Headers, serve: impl Fn(TcpStream, Arc<State>) + Send + 'static) -> Self {
+    fn listen(headers: Headers, body: Vec<u8>, serve: fn(TcpStream, &Arc<State>)) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let state = Arc::new(State { headers, ..State::default() });
+        let state = Arc::new(State { headers, body, ..State::default() });
         let shared = Arc::clone(&state);
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -60,7 +63,8 @@ impl App {
                     return;
                 }
                 if let Ok(stream) = stream {
-                    serve(stream, Arc::clone(&shared));
+                    let state = Arc::clone(&shared);
+                    thread::spawn(move || serve(stream, &state));
                 }
             }
         });
@@ -91,7 +95,7 @@ impl Drop for App {
 }
 
 /// Serves a connection until it ends.
-fn serve(stream: TcpStream, state: &State) {
+fn serve(stream: TcpStream, state: &Arc<State>) {
     let mut writer = stream.try_clone().unwrap();
     let mut reader = BufReader::new(stream);
     while let Ok(Some(request)) = read(&mut reader, Unsaid::Request) {
@@ -109,7 +113,7 @@ fn serve(stream: TcpStream, state: &State) {
             return;
         }
         let status = to.map_or("200 OK".to_owned(), |to| format!("302 Found\r\nlocation: http://app/{to}"));
-        let mut answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", ANSWER.len()).into_bytes();
+        let mut answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n", state.body.len()).into_bytes();
         for (name, value) in &state.headers {
             answer.extend_from_slice(name.as_bytes());
             answer.extend_from_slice(b": ");
@@ -118,7 +122,7 @@ fn serve(stream: TcpStream, state: &State) {
         }
         answer.extend_from_slice(b"\r\n");
         if !head {
-            answer.extend_from_slice(ANSWER.as_bytes());
+            answer.extend_from_slice(&state.body);
         }
         if writer.write_all(&answer).is_err() {
             return;

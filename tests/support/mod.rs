@@ -5,6 +5,7 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
+pub mod program;
 pub mod pinned;
 pub mod project;
 
@@ -18,5 +19,10 @@ pub mod http2;
 pub mod cluster;
 pub mod envoy;
 pub mod module;
+pub mod quota;
+
+pub mod manifests;
+pub mod schemas;
+pub mod tunnel;
 
 pub mod shim;

@@ -1,17 +1,17 @@
-//! The manifests of envoy/istio/, and what kustomize makes of them.
+//! The manifests of a folder, and what kustomize makes of its overlays.
 //!
-//! Only what the overlays use is done here: resources, components, patches of both kinds, and the namespace.
+//! Only what the overlays use is done here: resources, components, patches of both kinds, and the namespace. [`check_against_kubectl`]
+//! shows that kubectl makes the same. What the manifests say is no matter here.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::support::project::{project, read};
-
-/// The folder of the manifests.
-const FOLDER: &str = "envoy/istio";
-
-pub const OVERLAYS: [&str; 5] = ["namespace", "mesh", "gateway", "waypoint", "proxied"];
+use super::pinned::kubectl;
+use super::project::{project, read};
 
 /// A file of YAML, by its path inside the project.
 pub fn yaml(path: impl AsRef<Path>) -> Value {
@@ -19,9 +19,9 @@ pub fn yaml(path: impl AsRef<Path>) -> Value {
     serde_yaml_ng::from_str(&read(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every file of YAML below the folder, by its path inside the project.
-pub fn files() -> Vec<String> {
-    let (mut found, mut folders) = (Vec::new(), vec![project().join(FOLDER)]);
+/// Every file below a folder, by its path inside the project.
+pub fn files(folder: &str) -> Vec<String> {
+    let (mut found, mut folders) = (Vec::new(), vec![project().join(folder)]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -36,14 +36,28 @@ pub fn files() -> Vec<String> {
     found
 }
 
-/// The path of an overlay inside the project.
-pub fn overlay(name: &str) -> String {
-    format!("{FOLDER}/overlays/{name}")
+/// The blocks of YAML on a page, without their indentation.
+pub fn snippets(page: &str) -> Vec<Value> {
+    let text = read(page);
+    let blocks = text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    blocks.map(|block| serde_yaml_ng::from_str(block).unwrap_or_else(|error| panic!("{error}:\n{block}"))).collect()
 }
 
-/// What an overlay comes to.
-pub fn rendered(name: &str) -> Vec<Value> {
-    render(Path::new(&overlay(name)))
+/// What the kustomization in a folder comes to.
+pub fn rendered(folder: &str) -> Vec<Value> {
+    render(Path::new(folder))
+}
+
+/// Checks that `kubectl kustomize` makes the same of a folder; nothing where there is no kubectl for this platform.
+pub fn check_against_kubectl(folder: &str) {
+    let Some(kubectl) = kubectl() else { return };
+    let output = Command::new(kubectl).arg("kustomize").arg(project().join(folder)).output().unwrap();
+    assert!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());
+    let named = |object: Value| ((object["kind"].to_string(), object["metadata"]["name"].to_string()), object);
+    let by_name = |objects: Vec<Value>| objects.into_iter().map(named).collect::<BTreeMap<_, _>>();
+    assert_eq!(by_name(documents.collect()), by_name(rendered(folder)), "{folder}");
 }
 
 /// The one object of a kind.
@@ -57,6 +71,18 @@ pub fn of_kind<'a>(objects: &'a [Value], kind: &str) -> &'a Value {
 /// The one object of a kind, to be changed.
 pub fn of_kind_mut<'a>(objects: &'a mut [Value], kind: &str) -> &'a mut Value {
     objects.iter_mut().find(|object| object["kind"] == kind).unwrap_or_else(|| panic!("there is no {kind}"))
+}
+
+/// An object with another value at a path, or with none there, where that is `null`.
+pub fn with(object: &Value, path: &str, value: Value) -> Value {
+    let mut object = object.clone();
+    let (parent, field) = path.rsplit_once('/').unwrap();
+    let parent = object.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+    match value {
+        Value::Null => parent.remove(field),
+        value => parent.insert(field.to_owned(), value),
+    };
+    object
 }
 
 fn render(folder: &Path) -> Vec<Value> {
