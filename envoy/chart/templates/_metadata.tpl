@@ -3,8 +3,8 @@ The metadata of an object, of which only the name is its own: a list of the root
 */ -}}
 {{- define "meshquota.metadata" -}}
 {{- $root := first . -}}
-name: {{ last . }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ last . | toJson }}
+namespace: {{ $root.Release.Namespace | toJson }}
 {{- with $root.Values.labels }}
 labels: {{ toJson . }}
 {{- end }}
