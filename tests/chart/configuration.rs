@@ -7,8 +7,9 @@ use std::process::{Command, Stdio};
 use serde_json::{Map, Value, json};
 
 use crate::EXAMPLES;
-use crate::helm::{Helm, documents, example, file, path};
+use crate::helm::{CHART, Helm, documents, example, file, path};
 use crate::mesh::with_doubles;
+use crate::support::manifests::snippets;
 use crate::support::pinned::kubectl;
 use crate::support::program::program;
 use crate::support::project::read;
@@ -173,6 +174,19 @@ fn check(text: &str) -> (String, Option<i32>) {
     child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     (String::from_utf8(output.stdout).unwrap(), output.status.code())
+}
+
+#[test]
+fn the_values_on_the_page_are_fine() {
+    let shown = snippets(&format!("{CHART}/README.md"));
+    assert_eq!(shown.len(), 1);
+    let values = file(&shown[0].to_string());
+    for helm in Helm::each() {
+        let said = helm.template("shop", &["--values", path(&values)]);
+        assert_eq!(check(&said.out).1, Some(0), "{}", said.err);
+        let example = helm.template("shop", &["--values", &example("namespace")]);
+        assert_eq!(said.out, example.out);
+    }
 }
 
 #[test]

@@ -5,8 +5,8 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
-pub mod program;
 pub mod pinned;
+pub mod program;
 pub mod project;
 
 pub mod server;
