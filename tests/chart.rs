@@ -102,6 +102,10 @@ fn with_redis_proxy_the_way_to_one_redis_is_that_of_the_configuration_for_envoy(
         for (apply_to, list) in [("LISTENER", "listeners"), ("CLUSTER", "clusters")] {
             check_parts(added(&objects, Hop::Inbound, apply_to), "envoy/redis-proxy.yaml", list);
         }
+        let slower = helm.rendered("shop", &[&proxied[..], &["--set", "redis.opTimeout=3s"]].concat());
+        let listeners = added(&slower, Hop::Inbound, "LISTENER");
+        let proxy = listeners.iter().find(|listener| listener["name"] == "meshquota_redis_proxy").unwrap();
+        assert_eq!(proxy["filter_chains"][0]["filters"][0]["typed_config"]["settings"]["op_timeout"], "3s");
         let logging_in = ["--set", "redis.username=meshquota,redis.passwordVariable=MESHQUOTA_REDIS_PASSWORD"];
         let clusters = added(&helm.rendered("shop", &[&proxied[..], &logging_in].concat()), Hop::Inbound, "CLUSTER");
         let options = "typed_extension_protocol_options";
