@@ -49,6 +49,7 @@ impl Helm {
             .env("HELM_CACHE_HOME", self.home.path())
             .env("HELM_CONFIG_HOME", self.home.path())
             .env("HELM_DATA_HOME", self.home.path())
+            .env("KUBECONFIG", self.home.path().join("no-cluster"))
             .output()
             .unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
