@@ -22,14 +22,14 @@ use serde_json::{Value, json};
 use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
-use support::http::{Body, Request};
-use support::manifests::{self, files, of_kind, of_kind_mut, with, yaml};
+use support::http::{Body, Client, Request};
+use support::manifests::{self, files, of_kind, of_kind_mut, shipped_rules, with, yaml};
 use support::program::program;
 use support::project::read;
 use support::quota::{check_limit, key, keys, left, quota};
 use support::server::{Kind, Server, wait_until};
 use support::tunnel::{check_parts, check_script, names};
-use translation::{Hops, Layout, Proxy, added, bootstrap, deliver};
+use translation::{Deliveries, Hops, Layout, Proxy, added, bootstrap};
 
 /// The Envoys of Envoy Gateway 1.6 and later, with what their release makes of the manifests.
 const PROXIES: [(&str, Layout); 4] =
@@ -39,6 +39,10 @@ const LAYOUTS: [Layout; 2] = [Layout::Listed, Layout::Chained];
 
 /// What an Envoy says that refuses an internal listener.
 const REFUSED: &str = "InternalListener bootstrap extension is mandatory";
+
+/// What an Envoy says of a filter whose module it cannot have, or not yet: one that is being fetched for another filter comes
+/// a moment later.
+const LOADING: &str = "failed to load";
 
 const PAGE: &str = "docs/envoy-gateway.md";
 
@@ -177,15 +181,10 @@ fn configuration(manifests: &mut [Value]) -> &mut Value {
 
 #[test]
 fn the_filter_accepts_its_configuration_which_has_the_rule_of_the_configuration_for_envoy() {
-    let envoy = yaml("envoy/envoy.yaml");
-    let filters =
-        &envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
-    let shipped = filters[0]["typed_config"]["config"]["configuration"]["value"].as_str().unwrap();
-    let shipped: Value = serde_json::from_str(shipped).unwrap();
     for name in OVERLAYS {
         let mut manifests = rendered(name);
         let configuration = configuration(&mut manifests).clone();
-        assert_eq!(configuration["rules"], shipped["rules"], "{name}");
+        assert_eq!(configuration["rules"], shipped_rules(), "{name}");
         match Config::from_json(configuration.to_string().as_bytes()) {
             Ok(config) => assert!(config.warnings.is_empty(), "{name}: {:?}", config.warnings),
             Err(errors) => panic!("{name}: {errors}"),
@@ -347,8 +346,7 @@ fn the_policy_of_a_route_takes_the_place_of_that_of_the_gateway() {
         manifests.push(with(own, "/spec/wasm/0/config/redis", json!({"timeout": PATIENT})));
         let setup = setup(&Proxy::new(manifests, layout), &[redis.port()], &service, version).unconnected();
         let mut envoy = setup.start();
-        // Two filters want the same module at the same time: the second has it a moment later, and Envoy says so.
-        envoy.tolerate("failed to load");
+        envoy.tolerate(LOADING);
         wait_until("both filters are connected", || envoy.gauge("connected") == 2);
         for left in [4, 3] {
             assert_eq!(quota(&envoy.get("/login")), Some((5, left)), "{version} {layout:?}");
@@ -372,6 +370,22 @@ fn routes_without_a_policy_of_their_own_share_the_buckets_and_the_connection_of_
         }
         assert_eq!(keys(&redis), [key("127.0.0.1")]);
         assert_eq!(envoy.gauge("connected"), 1, "{layout:?}");
+        envoy.finish();
+    }
+}
+
+#[test]
+fn the_listeners_of_a_gateway_share_the_buckets_and_the_connection() {
+    for (version, layout) in PROXIES {
+        let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
+        let mut proxy = Proxy::new(patient("gateway"), layout);
+        proxy.listeners = &["ingress", "second"];
+        let mut envoy = setup(&proxy, &[redis.port()], &service, version).start();
+        envoy.tolerate(LOADING);
+        assert_eq!(quota(&envoy.get("/")), Some((10, 9)), "{version} {layout:?}");
+        let mut client = Client::connect(envoy.listener("second"));
+        assert_eq!(quota(&client.get("/")), Some((10, 8)), "{version} {layout:?}");
+        assert_eq!(envoy.gauge("connected"), 1, "{version} {layout:?}");
         envoy.finish();
     }
 }
@@ -450,9 +464,9 @@ fn a_proxy_without_the_bootstrap_refuses_the_tunnels_listener_alone_and_requests
             let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
             let mut manifests = patient("gateway");
             manifests.retain(|object| has_bootstrap || object["kind"] != "EnvoyProxy");
-            let folder = tempfile::tempdir().unwrap();
+            let deliveries = Deliveries::new();
             let setup = setup(&Proxy::new(manifests, layout), &[redis.port()], &service, NEWEST);
-            let setup = setup.tweak(deliver(folder.path()));
+            let setup = setup.tweak(deliveries.deliver());
             if has_bootstrap {
                 let envoy = setup.start();
                 check_limit(&envoy);
@@ -468,6 +482,28 @@ fn a_proxy_without_the_bootstrap_refuses_the_tunnels_listener_alone_and_requests
 }
 
 #[test]
+fn a_policy_that_changes_takes_effect_and_no_request_fails() {
+    for layout in LAYOUTS {
+        let (redis, service) = (Server::start(Kind::Redis, &[]), App::start());
+        let deliveries = Deliveries::new();
+        let setup = setup(&Proxy::new(patient("gateway"), layout), &[redis.port()], &service, NEWEST);
+        let envoy = setup.tweak(deliveries.deliver()).start();
+        assert_eq!(quota(&envoy.get("/")), Some((10, 9)), "{layout:?}");
+        let capacity = |capacity: u64| format!(r#"\"capacity\":{capacity},"#);
+        deliveries.replace(&capacity(10), &capacity(2000));
+        wait_until("the new limit holds", || {
+            let response = envoy.get("/");
+            let (limit, _) = quota(&response).expect("no request goes on without a quota");
+            // The old limit may be spent before.
+            assert!(response.status() == 200 || limit == 10, "{layout:?}");
+            limit == 2000
+        });
+        wait_until("the old filter is gone", || envoy.gauge("connected") == 1);
+        envoy.finish();
+    }
+}
+
+#[test]
 fn a_module_that_cannot_be_had_lets_requests_go_on_or_refuses_them_as_the_policy_says() {
     for layout in LAYOUTS {
         for fails_open in [true, false] {
@@ -479,7 +515,7 @@ fn a_module_that_cannot_be_had_lets_requests_go_on_or_refuses_them_as_the_policy
             let mut proxy = Proxy::new(manifests, layout);
             proxy.finds_module = false;
             let mut envoy = setup(&proxy, &[redis.port()], &service, NEWEST).unconnected().start();
-            envoy.tolerate("failed to load");
+            envoy.tolerate(LOADING);
             if fails_open {
                 check_no_quota(&envoy);
             } else {
@@ -495,7 +531,7 @@ fn a_module_that_cannot_be_had_lets_requests_go_on_or_refuses_them_as_the_policy
 #[test]
 fn the_page_says_what_an_envoy_says() {
     let page = read(PAGE);
-    for said in [REFUSED, "failed to load"] {
+    for said in [REFUSED, LOADING] {
         assert!(page.contains(said), "{PAGE} does not say: {said}");
     }
 }

@@ -20,7 +20,7 @@ use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
 use support::http::Request;
-use support::manifests::{self, files, of_kind, of_kind_mut, with, yaml};
+use support::manifests::{self, files, of_kind, of_kind_mut, shipped_rules, with, yaml};
 use support::quota::{check_limit, key, keys, left, quota};
 use support::server::{Kind, Server, wait_until};
 use support::tunnel::{check_parts, check_script, names};
@@ -142,15 +142,10 @@ fn a_proxy_gets_each_part_once_and_none_has_a_name_of_istio() {
 
 #[test]
 fn the_filter_accepts_its_configuration_which_has_the_rule_of_the_configuration_for_envoy() {
-    let envoy = yaml("envoy/envoy.yaml");
-    let filters =
-        &envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
-    let shipped = filters[0]["typed_config"]["config"]["configuration"]["value"].as_str().unwrap();
-    let shipped: Value = serde_json::from_str(shipped).unwrap();
     for name in OVERLAYS {
         let manifests = rendered(name);
         let configuration = &of_kind(&manifests, "WasmPlugin")["spec"]["pluginConfig"];
-        assert_eq!(configuration["rules"], shipped["rules"], "{name}");
+        assert_eq!(configuration["rules"], shipped_rules(), "{name}");
         // Istio carries numbers as doubles.
         for text in [configuration.to_string(), with_doubles(configuration).to_string()] {
             if let Err(errors) = Config::from_json(text.as_bytes()) {

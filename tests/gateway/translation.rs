@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
+use tempfile::TempDir;
 
 use crate::support::app::App;
 use crate::support::envoy::{Document, local};
@@ -48,13 +49,15 @@ pub struct Proxy {
     pub manifests: Vec<Value>,
     pub layout: Layout,
     pub hops: Hops,
+    /// The names of its listeners, the first of which is `ingress`.
+    pub listeners: &'static [&'static str],
     /// Whether the proxy finds the module where Envoy Gateway serves it.
     pub finds_module: bool,
 }
 
 impl Proxy {
     pub fn new(manifests: Vec<Value>, layout: Layout) -> Self {
-        Self { manifests, layout, hops: Hops::ByManager, finds_module: true }
+        Self { manifests, layout, hops: Hops::ByManager, listeners: &["ingress"], finds_module: true }
     }
 
     /// Makes the configuration of an Envoy that of the proxy, where Redis is on these ports and the service on that one.
@@ -67,7 +70,7 @@ impl Proxy {
             aim_at_redis(&mut clusters, &redis);
             clusters.extend([app, json!({"name": "wasm_cluster", "load_assignment": at("wasm_cluster", served())})]);
             let mut listeners = added(&proxy.manifests, "listener");
-            listeners.push(proxy.listener());
+            listeners.extend(proxy.listeners.iter().map(|name| proxy.listener(name)));
             let mut bootstrap = bootstrap(&proxy.manifests);
             merge(
                 &mut bootstrap,
@@ -80,10 +83,10 @@ impl Proxy {
         }
     }
 
-    fn listener(&self) -> Value {
+    fn listener(&self, name: &str) -> Value {
         let manager = json!({"name": "envoy.filters.network.http_connection_manager", "typed_config": self.manager()});
         json!({
-            "name": "ingress",
+            "name": name,
             "address": local(0),
             "per_connection_buffer_limit_bytes": 32768,
             "default_filter_chain": {"filters": [manager]},
@@ -241,25 +244,62 @@ impl Proxy {
     }
 }
 
-/// Has an Envoy take its listeners and clusters from files in a folder, and thus as updates, each of which it may refuse.
-pub fn deliver(folder: &Path) -> impl FnOnce(&mut Document) + use<> {
-    let folder = folder.to_owned();
-    move |document| {
-        document.0["node"] = json!({"id": "test", "cluster": "test"});
-        for (list, config, kind) in
-            [("listeners", "lds_config", "listener.v3.Listener"), ("clusters", "cds_config", "cluster.v3.Cluster")]
-        {
-            let mut resources = document.0["static_resources"][list].take();
-            for resource in resources.as_array_mut().unwrap() {
-                resource["@type"] = json!(format!("type.googleapis.com/envoy.config.{kind}"));
-            }
-            let path = folder.join(list).with_extension("json");
-            std::fs::write(&path, json!({"resources": resources}).to_string()).unwrap();
-            document.0["dynamic_resources"][config] =
-                json!({"resource_api_version": "V3", "path_config_source": {"path": path}});
-        }
-        document.0.as_object_mut().unwrap().remove("static_resources");
+/// What an Envoy has as updates, each of which it may refuse: its listeners, clusters and routes, in files of a folder.
+pub struct Deliveries {
+    folder: TempDir,
+}
+
+impl Deliveries {
+    pub fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
     }
+
+    /// Has an Envoy take them from there.
+    pub fn deliver(&self) -> impl FnOnce(&mut Document) + use<> {
+        let folder = self.folder.path().to_owned();
+        move |document| {
+            document.0["node"] = json!({"id": "test", "cluster": "test"});
+            let manager = &mut document.listener("ingress")["default_filter_chain"]["filters"][0]["typed_config"];
+            let mut routes = manager.as_object_mut().unwrap().remove("route_config").unwrap();
+            routes["name"] = json!("routes");
+            let routes = write(&folder, "routes", "route.v3.RouteConfiguration", json!([routes]));
+            manager["rds"] = json!({"route_config_name": "routes", "config_source": routes});
+            let parts = document.0.as_object_mut().unwrap().remove("static_resources").unwrap();
+            document.0["dynamic_resources"] = json!({
+                "lds_config": write(&folder, "listeners", "listener.v3.Listener", parts["listeners"].clone()),
+                "cds_config": write(&folder, "clusters", "cluster.v3.Cluster", parts["clusters"].clone()),
+            });
+        }
+    }
+
+    /// Replaces a text in all of them while Envoy runs.
+    ///
+    /// # Panics
+    /// Where it is in none of them.
+    pub fn replace(&self, from: &str, to: &str) {
+        let mut replaced = false;
+        for name in ["routes", "listeners"] {
+            let path = self.folder.path().join(name).with_extension("json");
+            let text = std::fs::read_to_string(&path).unwrap();
+            if text.contains(from) {
+                let next = path.with_extension("next");
+                std::fs::write(&next, text.replace(from, to)).unwrap();
+                std::fs::rename(next, path).unwrap();
+                replaced = true;
+            }
+        }
+        assert!(replaced, "nothing says {from}");
+    }
+}
+
+/// Writes resources to a file, and returns where they are as Envoy is told of it.
+fn write(folder: &Path, name: &str, kind: &str, mut resources: Value) -> Value {
+    for resource in resources.as_array_mut().unwrap() {
+        resource["@type"] = json!(format!("type.googleapis.com/envoy.config.{kind}"));
+    }
+    let path = folder.join(name).with_extension("json");
+    std::fs::write(&path, json!({"resources": resources}).to_string()).unwrap();
+    json!({"resource_api_version": "V3", "path_config_source": {"path": path}})
 }
 
 fn of_kind<'a>(manifests: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a Value> {

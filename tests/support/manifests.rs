@@ -19,6 +19,15 @@ pub fn yaml(path: impl AsRef<Path>) -> Value {
     serde_yaml_ng::from_str(&read(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
+/// The rules of the filter in `envoy/envoy.yaml`.
+pub fn shipped_rules() -> Value {
+    let envoy = yaml("envoy/envoy.yaml");
+    let filters =
+        &envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"];
+    let shipped = filters[0]["typed_config"]["config"]["configuration"]["value"].as_str().unwrap();
+    serde_json::from_str::<Value>(shipped).unwrap()["rules"].take()
+}
+
 /// Every file below a folder, by its path inside the project.
 pub fn files(folder: &str) -> Vec<String> {
     let (mut found, mut folders) = (Vec::new(), vec![project().join(folder)]);
