@@ -5,10 +5,11 @@ TARGET := wasm32-wasip1
 PYTHON ?= python3
 DENY_VERSION := 0.20.2
 DENY := .tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
+HELM ?= .tools/helm-4.3.1/helm
 DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.post2)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cli demo test bench chaos fuzz simulate lint docs tools target redis clean
+.PHONY: help build cli demo test bench chaos fuzz simulate lint docs chart tools target redis clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,12 +61,22 @@ lint: target $(DENY) ## formatting, the lints for both targets, and what the dep
 docs: ## write the generated parts of docs/ and the JSON Schema anew
 	UPDATE=1 cargo test --test documents
 
-tools: ## fetch the pinned Envoys and Valkey into .tools/
+chart: $(filter .tools/%,$(HELM)) ## the Helm chart as a package, under target/chart/ (HELM=helm takes your own, 4 or later)
+	rm -rf target/chart && mkdir -p target/chart && cp -R envoy/chart target/chart/meshquota
+	@# The package has the times of its files: with one time for all, the same sources make the same package.
+	find target/chart/meshquota -exec env TZ=UTC touch -t 200001010000 {} +
+	$(HELM) package --destination target/chart target/chart/meshquota
+	rm -rf target/chart/meshquota
+
+tools: ## fetch the pinned Envoys, Valkey, Helm and kubectl into .tools/
 	@$(PYTHON) tools/fetch.py --all
 
 clean: ## remove what was built and fetched
 	cargo clean
 	rm -rf .tools
+
+.tools/helm-%/helm:
+	@$(PYTHON) tools/fetch.py helm-$*
 
 $(DENY):
 	cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)

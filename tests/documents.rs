@@ -256,3 +256,9 @@ fn the_defaults_in_the_readme_are_those_of_the_code() {
     }
     assert!(seen >= 12, "{seen}");
 }
+
+#[test]
+fn the_chart_has_the_script_of_the_tunnel_to_the_byte() {
+    // A chart cannot reach outside its folder.
+    check_written("envoy/chart/files/tunnel.lua", &read("lua/tunnel.lua"));
+}

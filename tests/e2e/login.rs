@@ -1,7 +1,6 @@
 //! Passwords, users, databases and TLS.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
 use redis::Commands;
 use serde_json::{Value, json};
@@ -10,6 +9,7 @@ use crate::support::app::App;
 use crate::support::envoy::{Document, Envoy, PATIENT, Setup};
 use crate::support::server::{Kind, Server, free_port, wait_until};
 use crate::support::shim::Shim;
+use crate::support::tls::{certificates, tls_server};
 use crate::{KEY, forgetful, is_waved_through, quota, until_decided};
 
 const PASSWORD: &str = "correct-horse-battery-staple";
@@ -182,39 +182,6 @@ fn a_user_that_is_deleted_while_it_is_connected_is_an_outage_until_it_is_there_a
     envoy.finish();
 }
 
-/// A certificate authority and a certificate for `redis.test` that it has signed, in that directory.
-fn certificates(directory: &Path, name: &str) -> [PathBuf; 3] {
-    let at = |file: &str| directory.join(format!("{name}-{file}.pem"));
-    let [authority_key, authority, key, request, certificate, names] =
-        ["authority-key", "authority", "key", "request", "certificate", "names"].map(at);
-    std::fs::write(&names, "subjectAltName=DNS:redis.test\n").unwrap();
-    let new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"];
-    let openssl = |arguments: &[&str], files: &[(&str, &Path)]| {
-        let mut command = Command::new("openssl");
-        command.args(arguments);
-        for (option, file) in files {
-            command.arg(option).arg(file);
-        }
-        let output = command.output().expect("openssl runs");
-        assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    let self_signed = [&["req", "-x509", "-days", "2", "-subj", "/CN=authority"], &new_key[..]].concat();
-    openssl(&self_signed, &[("-keyout", &authority_key), ("-out", &authority)]);
-    let requested = [&["req", "-subj", "/CN=redis.test"], &new_key[..]].concat();
-    openssl(&requested, &[("-keyout", &key), ("-out", &request)]);
-    openssl(
-        &["x509", "-req", "-days", "2"],
-        &[
-            ("-in", &request),
-            ("-CA", &authority),
-            ("-CAkey", &authority_key),
-            ("-extfile", &names),
-            ("-out", &certificate),
-        ],
-    );
-    [authority, certificate, key]
-}
-
 /// Makes the cluster speak TLS, trusting that authority, and showing a certificate where there is one.
 fn trust(document: &mut Document, authority: &Path, own: Option<[&Path; 2]>) {
     let own = own.map(
@@ -234,14 +201,6 @@ fn trust(document: &mut Document, authority: &Path, own: Option<[&Path; 2]>) {
             },
         },
     });
-}
-
-/// A server that speaks TLS on that port, and asks its clients for certificates or not.
-fn tls_server(port: u16, [authority, certificate, key]: [&Path; 3], asks: &str, more: &[&str]) -> Server {
-    let [authority, certificate, key] = [authority, certificate, key].map(|path| path.to_str().unwrap());
-    let port = port.to_string();
-    let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", authority];
-    Server::start(Kind::Redis, &[&["--tls-port", &port, "--tls-auth-clients", asks], &files[..], more].concat())
 }
 
 #[test]

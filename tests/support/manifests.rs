@@ -1,7 +1,7 @@
 //! The manifests of a folder, and what kustomize makes of its overlays.
 //!
-//! Only what the overlays use is done here: resources, components, patches of both kinds, and the namespace. Where there
-//! is a kubectl, [`check_against_kubectl`] shows that it makes the same. What the manifests say is no matter here.
+//! Only what the overlays use is done here: resources, components, patches of both kinds, and the namespace. [`check_against_kubectl`]
+//! shows that kubectl makes the same. What the manifests say is no matter here.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,6 +10,7 @@ use std::process::Command;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::pinned::kubectl;
 use super::project::{project, read};
 
 /// A file of YAML, by its path inside the project.
@@ -56,13 +57,10 @@ pub fn rendered(folder: &str) -> Vec<Value> {
     render(Path::new(folder))
 }
 
-/// Checks that `kubectl kustomize` makes the same of a folder; nothing where there is no kubectl.
+/// Checks that `kubectl kustomize` makes the same of a folder; nothing where there is no kubectl for this platform.
 pub fn check_against_kubectl(folder: &str) {
-    if Command::new("kubectl").args(["version", "--client"]).output().is_err() {
-        eprintln!("not compared: there is no kubectl");
-        return;
-    }
-    let output = Command::new("kubectl").arg("kustomize").arg(project().join(folder)).output().unwrap();
+    let Some(kubectl) = kubectl() else { return };
+    let output = Command::new(kubectl).arg("kustomize").arg(project().join(folder)).output().unwrap();
     assert!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
     let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());
