@@ -3,15 +3,15 @@
 
 mod support;
 
-use std::io::Write;
-use std::process::Command;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
 
 use meshquota::config::schema::json_schema;
 use serde_json::{Value, json};
 use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, Setup};
-use support::program::{run, run_with};
+use support::program::{program, run, run_with};
 use support::project::{project, read};
 use support::server::{Kind, Server, free_port, wait_until};
 
@@ -322,7 +322,19 @@ fn a_proxy_is_watched_through_its_admin_interface() {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     assert!(!said.out.contains('\u{1b}'));
+    let mut watching =
+        Command::new(program()).args(&arguments[..7]).arg("--json").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.next().unwrap().contains("decisions"));
     envoys.into_iter().for_each(Envoy::finish);
+    // It goes on without them, until nobody looks any more.
+    let told = lines.find(|line| line.starts_with(r#"{"error""#)).unwrap();
+    assert!(
+        serde_json::from_str::<Value>(&told).unwrap()["error"].as_str().unwrap().contains("/stats?format=json"),
+        "{told}"
+    );
+    drop(lines);
+    watching.wait().unwrap();
 }
 
 #[test]

@@ -8,8 +8,10 @@ mod stats;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::arguments::Watching;
-use page::page;
+use page::{Page, page};
 use stats::Stats;
 
 /// How long a proxy may take to answer.
@@ -21,16 +23,20 @@ pub fn watch(watching: &Watching, as_json: bool) -> Result<(), String> {
     let (mut before, mut looks) = (None::<(Instant, Stats)>, 0);
     loop {
         let at = Instant::now();
-        let now = Stats::ask(&agent, &watching.admins)?;
-        let since = before.as_ref().map(|(then, stats)| (at.duration_since(*then), stats));
-        let told = page(&now, since);
+        let asked = Stats::ask(&agent, &watching.admins);
+        let told = match &asked {
+            Ok(now) => page(now, before.as_ref().map(|(then, stats)| (at.duration_since(*then), stats))),
+            // What was there once may come back, as a proxy that is started anew.
+            Err(what) if before.is_some() => Page { text: format!("{what}\n"), json: json!({"error": what}) },
+            Err(what) => return Err(what.clone()),
+        };
         let shown = if as_json { writeln!(std::io::stdout(), "{}", told.json) } else { show(&told.text) };
         looks += 1;
         // Nobody looks any more where nothing can be written.
         if shown.is_err() || watching.count.is_some_and(|count| looks >= count) {
             return Ok(());
         }
-        before = Some((at, now));
+        before = asked.ok().map(|now| (at, now)).or(before);
         std::thread::sleep(watching.interval.saturating_sub(at.elapsed()));
     }
 }
