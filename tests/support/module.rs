@@ -14,13 +14,11 @@ pub fn module() -> &'static Path {
 }
 
 fn build() -> PathBuf {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["build", "--release", "--lib", "--target", "wasm32-wasip1"])
-        .arg("--message-format=json-render-diagnostics")
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+    // As `make build` does, so that neither has to build anew what the other has built.
+    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/build.sh"))
+        .args(["--lib", "--target", "wasm32-wasip1", "--message-format=json-render-diagnostics"])
         .output()
-        .expect("cargo runs");
+        .expect("tools/build.sh runs");
     assert!(output.status.success(), "the module does not build:\n{}", String::from_utf8_lossy(&output.stderr));
     // Cargo says where it put what it built, which a variable or a setting may have changed.
     String::from_utf8_lossy(&output.stdout)
