@@ -8,7 +8,6 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -118,27 +117,14 @@ fn stand_ins() -> Result<Vec<StandIn>, String> {
         let (_, rest) = text.split_once(&format!("${{{variable}:-")).unwrap_or_else(|| panic!("no {variable}"));
         rest.split_once('}').unwrap().0.to_owned()
     };
-    let envoy = project().join(".tools/envoy-1.40.0/envoy");
-    let needed = |names: &[&'static str]| {
-        let find =
-            |name: &&'static str| program(name).map(|path| (*name, path)).ok_or_else(|| format!("no {name} here"));
-        names.iter().map(find).collect::<Result<Vec<_>, _>>()
-    };
-    let redis = needed(&["redis-server", "redis-cli", "sh", "getent", "sleep"])?;
-    let client = needed(&["curl", "sleep"])?;
-    let borrowed = |programs: &[(&'static str, std::path::PathBuf)]| {
-        programs.iter().map(|(name, path)| (*name, path.clone())).collect::<Vec<_>>()
-    };
+    let found = |name: &'static str| program(name).map(|path| (name, path)).ok_or_else(|| format!("no {name} here"));
+    let all = |names: &[&'static str]| names.iter().map(|name| found(name)).collect::<Result<Vec<_>, _>>();
     let images = [
-        (default_of("ENVOY_IMAGE"), vec![("envoy", envoy)]),
-        (default_of("REDIS_IMAGE"), borrowed(&redis)),
-        (CLIENT.to_owned(), borrowed(&client)),
+        (default_of("ENVOY_IMAGE"), vec![("envoy", project().join(".tools/envoy-1.40.0/envoy"))]),
+        (default_of("REDIS_IMAGE"), all(&["redis-server", "redis-cli", "sh", "getent", "sleep"])?),
+        (CLIENT.to_owned(), all(&["curl", "sleep"])?),
     ];
-    let build = |(image, programs): &(String, Vec<(&str, std::path::PathBuf)>)| {
-        let programs = programs.iter().map(|(name, path)| (*name, path.as_path())).collect::<Vec<(&str, &Path)>>();
-        StandIn::build(image, &programs)
-    };
-    images.iter().map(build).collect()
+    images.iter().map(|(image, programs)| StandIn::build(image, programs)).collect()
 }
 
 #[test]

@@ -18,7 +18,12 @@ case "$(redis-cli -h redis-0 cluster info)" in
   redis-cli --cluster create redis-0:6379 redis-1:6379 redis-2:6379 --cluster-yes ;;
 esac
 
+# A server that knows its slots, but not yet where the others are, says ok for a while all the same.
+is_up() {
+  case "$(redis-cli -h "$1" cluster nodes)" in *disconnected* | *noaddr* | *fail* | *handshake*) return 1 ;; esac
+  case "$(redis-cli -h "$1" cluster info)" in *cluster_state:ok*) return 0 ;; *) return 1 ;; esac
+}
 for node in $nodes; do
-  until case "$(redis-cli -h "$node" cluster info)" in *cluster_state:ok*) true ;; *) false ;; esac; do sleep 1; done
+  until is_up "$node"; do sleep 1; done
 done
 echo "the cluster is up"

@@ -39,7 +39,7 @@ pub fn program(name: &str) -> Option<PathBuf> {
 }
 
 /// A folder with programs, the libraries that they load, and what every container needs, at their places.
-fn root_folder(folder: &Path, programs: &[(&str, &Path)]) {
+fn root_folder(folder: &Path, programs: &[(&str, PathBuf)]) {
     let put = |from: &Path, to: &str| {
         let to = folder.join(to.trim_start_matches('/'));
         fs::create_dir_all(to.parent().unwrap()).unwrap();
@@ -65,7 +65,7 @@ impl StandIn {
     ///
     /// # Panics
     /// Where it cannot be built.
-    pub fn build(image: &str, programs: &[(&str, &Path)]) -> Result<Self, String> {
+    pub fn build(image: &str, programs: &[(&str, PathBuf)]) -> Result<Self, String> {
         let labels = docker(&["image", "inspect", "--format", "{{json .Config.Labels}}", image]);
         if labels.is_ok_and(|labels| !labels.contains(LABEL)) {
             return Err(format!("{image} is here already, and is not replaced"));
