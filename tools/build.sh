@@ -1,5 +1,5 @@
 #!/bin/sh
-# cargo build --release, of what is handed on: the same source gives the same bytes in whatever folder it lies.
+# cargo build, with what is handed on: the same source gives the same bytes in whatever folder it lies.
 #
 # Panics name source files, and those of the dependencies lie below the home folder of whoever builds. Here the compiler is
 # told other names for such folders, so that what is built differs between no two machines for that, and tells nobody whose
@@ -27,4 +27,4 @@ name "${CARGO_TARGET_DIR:-$PWD/target}" target
 commit=$("${RUSTC:-rustc}" -vV | sed -n 's/^commit-hash: //p')
 name "$("${RUSTC:-rustc}" --print sysroot)/lib/rustlib/src/rust" "/rustc/$commit"
 
-CARGO_ENCODED_RUSTFLAGS=$flags exec "$cargo" build --release "$@"
+CARGO_ENCODED_RUSTFLAGS=$flags exec "$cargo" build "$@"

@@ -127,6 +127,8 @@ def checked(path):
 
 def write(module, to):
     """Writes both forms below the folder; the digest of the image."""
+    if (to / "image").exists() and not (to / "image/oci-layout").exists():
+        raise source.Failure(f"{to}/image is there and no OCI layout, so it is not replaced")
     files, image = layout(checked(module))
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to) as work:
@@ -143,6 +145,14 @@ def write(module, to):
     return image
 
 
+def shown(path):
+    """The path, from here where it is below."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(description="puts the module into an OCI image")
     parser.add_argument("--module", type=Path, default=MODULE)
@@ -154,10 +164,7 @@ def main(arguments):
     except source.Failure as failure:
         print(f"image: {failure}", file=sys.stderr)
         return 1
-    try:
-        to = given.to.resolve().relative_to(Path.cwd())
-    except ValueError:
-        to = given.to
+    to = shown(given.to)
     print(f"""{to}/image: {image}
 {to}/meshquota-image.tar: the same, for docker load
 

@@ -16,7 +16,7 @@ pub fn module() -> &'static Path {
 fn build() -> PathBuf {
     // As `make build` does, so that neither has to build anew what the other has built.
     let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/build.sh"))
-        .args(["--lib", "--target", "wasm32-wasip1", "--message-format=json-render-diagnostics"])
+        .args(["--release", "--lib", "--target", "wasm32-wasip1", "--message-format=json-render-diagnostics"])
         .output()
         .expect("tools/build.sh runs");
     assert!(output.status.success(), "the module does not build:\n{}", String::from_utf8_lossy(&output.stderr));
