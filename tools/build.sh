@@ -5,7 +5,7 @@
 # told other names for such folders, so that what is built differs between no two machines for that, and tells nobody whose
 # machine it was. Cargo's own remedy, trim-paths, is not in stable releases.
 set -eu
-cd "$(dirname "$0")/.."
+cd -P "$(dirname "$0")/.."
 cargo=${CARGO:-cargo}
 sources=${CARGO_HOME:-$HOME/.cargo}/registry/src
 
