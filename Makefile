@@ -9,16 +9,25 @@ HELM ?= .tools/helm-4.3.1/helm
 DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.post2)
 
 .DEFAULT_GOAL := help
-.PHONY: help build cli demo test bench chaos fuzz simulate lint docs chart tools target redis clean
+.PHONY: help build cli image dist version demo test bench chaos fuzz simulate lint docs chart tools target redis clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: target ## the filter, at target/wasm32-wasip1/release/meshquota.wasm
-	cargo build --release --target $(TARGET)
+	tools/build.sh --release --lib --target $(TARGET)
 
 cli: ## the command line, at target/release/meshquota
-	cargo build --release --package meshquota-cli
+	tools/build.sh --release --package meshquota-cli
+
+image: build ## the filter as an OCI image, at target/image and target/meshquota-image.tar
+	@$(PYTHON) tools/image.py
+
+dist: build cli ## what a release hands out, at target/dist: filter, image, command line, manifests, SHA256SUMS
+	@$(PYTHON) tools/dist.py
+
+version: ## the version of the sources
+	@cd tools && $(PYTHON) -c 'import source; print(source.field("version"))'
 
 demo: build ## show it: requests admitted, limited, refilled; Redis stopped and back (KEEP=1 keeps it running)
 	@$(PYTHON) tools/fetch.py $(DEMO_PARTS)

@@ -274,14 +274,13 @@ fn promtool_takes_the_configuration_of_prometheus() {
     assert!(checked.status.success() && said.contains("1 rule files found"), "{said}");
 }
 
-/// The services of a compose file, and where in a container each of its files lies.
-fn services(compose: &Value) -> (BTreeSet<&str>, BTreeSet<&str>) {
-    let services = compose["services"].as_object().unwrap();
-    let name = |observes: bool| {
-        let of = move |service: &&Value| service.get("profiles").is_some() == observes;
-        services.iter().filter(move |(_, service)| of(service)).map(|(name, _)| name.as_str()).collect()
-    };
-    (name(false), name(true))
+/// The services of a compose file that a profile has.
+fn services<'a>(compose: &'a Value, profile: &str) -> BTreeSet<&'a str> {
+    let services = compose["services"].as_object().unwrap().iter();
+    services
+        .filter(|(_, service)| list(service, "/profiles").contains(&json!(profile)))
+        .map(|(name, _)| name.as_str())
+        .collect()
 }
 
 /// The place in a service's container at which a file of the project is mounted.
@@ -298,8 +297,7 @@ fn mounted(compose: &Value, service: &str, file: &str) -> String {
 #[test]
 fn the_profile_adds_prometheus_and_grafana_and_each_finds_its_files() {
     let compose = yaml("envoy/docker/compose.yaml");
-    let (always, observing) = services(&compose);
-    assert_eq!(always, BTreeSet::from(["app", "envoy", "redis"]));
+    let observing = services(&compose, "observability");
     assert_eq!(observing, BTreeSet::from(["grafana", "prometheus"]));
     for service in observing {
         assert_eq!(compose["services"][service]["profiles"], json!(["observability"]), "{service}");
@@ -316,6 +314,8 @@ fn the_profile_adds_prometheus_and_grafana_and_each_finds_its_files() {
     let beside = Path::new(&file).parent().unwrap().join(text(&configuration, "/rule_files/0"));
     assert_eq!(Path::new(&alerts), beside);
     assert_eq!(text(&configuration, "/scrape_configs/0/static_configs/0/targets/0"), "envoy:9902");
+    assert!(services(&compose, "single").contains("envoy"));
+    assert_eq!(compose["services"]["envoy-cluster"]["networks"]["default"]["aliases"], json!(["envoy"]));
     assert_eq!(text(&configuration, "/scrape_configs/0/metrics_path"), "/stats/prometheus");
     // Grafana reads both files where it looks for such, and they lead to that Prometheus and to the dashboard.
     for kind in ["datasources", "dashboards"] {
@@ -344,7 +344,15 @@ fn compose_takes_the_profile() {
         };
         compose().arg("version").output().ok().filter(|output| output.status.success())?;
         let file = project().join(DOCKER).join("compose.yaml");
-        Some(compose().arg("-f").arg(file).args(["--profile", "observability", "config"]).output().unwrap())
+        Some(
+            compose()
+                .arg("-f")
+                .arg(file)
+                .arg("config")
+                .env("COMPOSE_PROFILES", "single,observability")
+                .output()
+                .unwrap(),
+        )
     });
     let Some(output) = said else {
         eprintln!("skipped: no Docker Compose here");
@@ -352,8 +360,7 @@ fn compose_takes_the_profile() {
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let compose: Value = serde_yaml_ng::from_slice(&output.stdout).unwrap();
-    let (always, observing) = services(&compose);
-    assert_eq!(always.into_iter().chain(observing).count(), 5, "{compose}");
+    assert_eq!(services(&compose, "single").union(&services(&compose, "observability")).count(), 5, "{compose}");
 }
 
 /// A Prometheus that scrapes one Envoy, until it is dropped.

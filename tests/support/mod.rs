@@ -17,6 +17,7 @@ pub mod http;
 pub mod http2;
 
 pub mod cluster;
+pub mod docker;
 pub mod envoy;
 pub mod module;
 pub mod quota;

@@ -10,21 +10,21 @@ use std::sync::OnceLock;
 /// Where the build fails.
 pub fn module() -> &'static Path {
     static MODULE: OnceLock<PathBuf> = OnceLock::new();
-    MODULE.get_or_init(|| build(&["--release", "--lib", "--target", "wasm32-wasip1"], "meshquota.wasm"))
+    MODULE.get_or_init(|| build(&["--release", "--lib", "--target", "wasm32-wasip1"], &[], "meshquota.wasm"))
 }
 
-/// Builds something of this source by cargo, and returns the path of the file that has that name.
+/// Builds something as the Makefile does, so that neither has to build anew what the other has built, and returns the path of
+/// the file of that name.
 ///
 /// # Panics
 /// Where the build fails.
-pub fn build(arguments: &[&str], name: &str) -> PathBuf {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["build", "--message-format=json-render-diagnostics"])
+pub fn build(arguments: &[&str], variables: &[(&str, &str)], name: &str) -> PathBuf {
+    let output = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/build.sh"))
+        .arg("--message-format=json-render-diagnostics")
         .args(arguments)
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .envs(variables.iter().copied())
         .output()
-        .expect("cargo runs");
+        .expect("tools/build.sh runs");
     assert!(output.status.success(), "{name} does not build:\n{}", String::from_utf8_lossy(&output.stderr));
     // Cargo says where it put what it built, which a variable or a setting may have changed.
     String::from_utf8_lossy(&output.stdout)

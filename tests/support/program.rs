@@ -16,7 +16,11 @@ use super::project::project;
 /// Where the build fails.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| build(&["--package", "meshquota-cli"], "meshquota"))
+    // A folder of its own, since the tests around it are built with other flags.
+    let folder = concat!(env!("CARGO_TARGET_TMPDIR"), "/program");
+    let small =
+        [("CARGO_TARGET_DIR", folder), ("CARGO_PROFILE_DEV_DEBUG", "0"), ("CARGO_PROFILE_DEV_STRIP", "symbols")];
+    PROGRAM.get_or_init(|| build(&["--package", "meshquota-cli"], &small, "meshquota"))
 }
 
 /// What the program said, on both channels, and its exit code.

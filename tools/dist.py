@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Gathers what a release hands out, in target/dist/.
+
+    python3 tools/dist.py [--module FILE] [--cli FILE] [--to FOLDER]
+
+    meshquota-VERSION-SYSTEM.tar.gz   everything: the module, its image, the command line, manifests, documents
+    meshquota-VERSION.wasm            the module alone
+    meshquota-VERSION-image.tar       the image alone
+    SHA256SUMS                        of these; the archive has one of its own files
+
+The module and the image are the same for everyone who builds the commit. The archive is the same for the same files. It builds
+neither the module nor the command line: `make dist` does, before.
+"""
+
+import argparse
+import gzip
+import io
+import platform
+import subprocess
+import sys
+import tarfile
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import image
+import source
+
+CLI = source.PROJECT / "target/release/meshquota"
+
+# Of the sources, what is of use without them.
+KEPT = ["CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md", "docs", "envoy", "lua/tunnel.lua"]
+
+# What shells need to complete the command line's commands, by their names.
+COMPLETIONS = {
+    "bash": "completions/meshquota.bash",
+    "zsh": "completions/_meshquota",
+    "fish": "completions/meshquota.fish",
+}
+
+# Compose reads this in the archive, where the module lies elsewhere than in the sources.
+ENVIRONMENT = "envoy/docker/.env"
+MODULE_LINE = b"\n# The filter of this release.\nMODULE=../../meshquota.wasm\n"
+
+
+def kept():
+    """The files of the sources that go into the archive, by their paths."""
+    paths = [source.PROJECT / name for name in KEPT]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return {str(file.relative_to(source.PROJECT)): file.read_bytes() for file in files}
+
+
+def written_by(cli):
+    """What the command line writes about itself: completions and man pages."""
+    def said(*arguments):
+        ran = subprocess.run([cli, *arguments], capture_output=True, check=False)
+        if ran.returncode != 0:
+            raise source.Failure(f"{cli} {' '.join(arguments)}: {ran.stderr.decode(errors='replace').strip()}")
+        return ran.stdout
+
+    files = {name: said("completions", shell) for shell, name in COMPLETIONS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        said("man", folder)
+        files |= {f"man/{page.name}": page.read_bytes() for page in Path(folder).glob("*.1")}
+    return files
+
+
+def sums(files):
+    """The files' hashes, as `sha256sum -c` reads them."""
+    return "".join(f"{sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)).encode()
+
+
+def archive(files, folder, executable):
+    """The files below the folder, compressed. What runs is marked so."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as writer:
+        for name in sorted(files):
+            entry = tarfile.TarInfo(f"{folder}/{name}")
+            entry.size, entry.mtime = len(files[name]), source.time()
+            entry.mode = 0o755 if name in executable else 0o644
+            writer.addfile(entry, io.BytesIO(files[name]))
+    return gzip.compress(packed.getvalue(), compresslevel=9, mtime=0)
+
+
+def checked(files):
+    """The files, where none of them names a folder of this machine."""
+    for name, data in files.items():
+        for folder in source.folders_of_this_machine():
+            if folder.encode() in data:
+                raise source.Failure(f"{name} names {folder}, a folder of this machine: run make dist, which builds without such")
+    return files
+
+
+def gather(module, cli):
+    """The files of a release, by name."""
+    version = source.field("version")
+    if not cli.exists():
+        raise source.Failure(f"{cli} is not there: run make cli")
+    with tempfile.TemporaryDirectory() as work:
+        image.write(module, Path(work))
+        packed = (Path(work) / "meshquota-image.tar").read_bytes()
+    files = kept() | written_by(cli)
+    files["meshquota.wasm"] = module.read_bytes()
+    files["meshquota-image.tar"] = packed
+    files["bin/meshquota"] = cli.read_bytes()
+    files[ENVIRONMENT] += MODULE_LINE
+    files = checked(files)
+    files["SHA256SUMS"] = sums(files)
+    system = f"{platform.system().lower()}-{platform.machine().lower()}"
+    release = {
+        f"meshquota-{version}-{system}.tar.gz": archive(files, f"meshquota-{version}", ["bin/meshquota", "envoy/docker/cluster.sh"]),
+        f"meshquota-{version}.wasm": files["meshquota.wasm"],
+        f"meshquota-{version}-image.tar": packed,
+    }
+    return release | {"SHA256SUMS": sums(release)}
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description="gathers what a release hands out")
+    parser.add_argument("--module", type=Path, default=image.MODULE)
+    parser.add_argument("--cli", type=Path, default=CLI)
+    parser.add_argument("--to", type=Path, default=source.PROJECT / "target/dist")
+    given = parser.parse_args(arguments)
+    try:
+        files = gather(given.module, given.cli)
+    except source.Failure as failure:
+        print(f"dist: {failure}", file=sys.stderr)
+        return 1
+    given.to.mkdir(parents=True, exist_ok=True)
+    # Nothing of an older release stays.
+    for pattern in ["meshquota-*.tar.gz", "meshquota-*.wasm", "meshquota-*-image.tar"]:
+        for old in given.to.glob(pattern):
+            old.unlink()
+    for name, data in files.items():
+        (given.to / name).write_bytes(data)
+        print(f"{image.shown(given.to)}/{name}: {len(data)} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

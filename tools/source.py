@@ -1,0 +1,50 @@
+"""What the sources say of themselves, for those who hand out what was built of them: version, commit, time."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+class Failure(Exception):
+    """What stands in the way, in one line with its remedy."""
+
+
+def field(name):
+    """A field of text in the manifest of Cargo, where it is written first."""
+    found = re.search(rf'^{name} = "(.*)"$', (PROJECT / "Cargo.toml").read_text(), re.MULTILINE)
+    if found is None:
+        raise Failure(f"Cargo.toml has no {name}")
+    return found.group(1)
+
+
+def git(*arguments):
+    """What git says, or nothing: there may be no git, or no commit, as in an archive of the sources."""
+    command = ["git", "-C", str(PROJECT), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def revision():
+    """The commit, with `-modified` where files differ from it; nothing where it is not known."""
+    commit = git("rev-parse", "HEAD")
+    return f"{commit}-modified" if commit and git("status", "--porcelain") else commit
+
+
+def time():
+    """When the sources were what they are, in seconds since 1970: that of the commit, so that it is the same for everyone."""
+    given = os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or "0"
+    if not given.isdigit():
+        raise Failure(f"SOURCE_DATE_EPOCH is {given!r}; expected seconds since 1970")
+    return int(given)
+
+
+def folders_of_this_machine():
+    """What must be in nothing that is handed out. A folder as short as `/` says nothing of a machine."""
+    home = Path.home()
+    folders = {home, Path(os.environ.get("CARGO_HOME") or home / ".cargo"), PROJECT}
+    return sorted(f"{folder}/" for folder in folders if len(folder.parts) > 1)
