@@ -1,10 +1,15 @@
-//! The documents are true: what they say of the configuration is written from the code or checked against it.
+//! The documents are true: what they say of the configuration is written from the code or checked against it, and what they
+//! point to is there.
 //!
-//! `make docs` (these tests with UPDATE=1) writes the generated parts anew: the tables of fields, the recipes on their
-//! page, and the JSON Schema.
+//! `make docs` (these tests with UPDATE=1) writes the generated parts anew: the tables of fields, the files that pages show,
+//! and the JSON Schema.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "documents/links.rs"]
+mod links;
+#[path = "documents/markdown.rs"]
+mod markdown;
 #[path = "support/project.rs"]
 mod project;
 
@@ -15,6 +20,7 @@ use meshquota::config::shape::{Field, Object, Shape};
 use meshquota::config::{Config, SHAPE, schema};
 use serde_json::Value;
 
+use markdown::documents;
 use project::{project, read};
 
 const REFERENCE: &str = "docs/configuration.md";
@@ -23,10 +29,11 @@ const SCHEMA: &str = "envoy/meshquota.schema.json";
 
 /// Checks that a file says this, or makes it so where that is asked for.
 fn check_written(path: &str, expected: &str) {
-    if std::env::var_os("UPDATE").is_some() {
+    let mut found = fs::read_to_string(project().join(path)).unwrap_or_default();
+    if found != expected && std::env::var_os("UPDATE").is_some() {
         fs::write(project().join(path), expected).unwrap();
+        found = expected.to_owned();
     }
-    let found = fs::read_to_string(project().join(path)).unwrap_or_default();
     let differs = found.lines().zip(expected.lines()).position(|(found, expected)| found != expected);
     let line = differs.unwrap_or_else(|| found.lines().count().min(expected.lines().count()));
     assert!(found == expected, "{path} is not what the code says, from line {}: make docs writes it anew", line + 1);
@@ -41,11 +48,15 @@ fn blocks(document: &str) -> Vec<&str> {
 /// All configurations that a user may copy, each with the place where it stands.
 fn examples() -> Vec<(String, Value)> {
     let mut texts = Vec::new();
-    for path in ["README.md", REFERENCE, RECIPES] {
-        let document = read(path);
-        texts.extend(blocks(&document).into_iter().map(|block| (path.to_owned(), block.to_owned())));
+    for path in documents() {
+        // Elsewhere a page may show answers in JSON as well.
+        let all = ["README.md", REFERENCE, RECIPES].contains(&path.as_str());
+        let blocks = markdown::blocks(&read(&path)).into_iter().filter(|block| block.language == "json");
+        let blocks = blocks.filter(|block| all || block.text.contains("\"rules\": ["));
+        texts.extend(blocks.map(|block| (path.clone(), block.text)));
     }
-    for path in recipes() {
+    let migrations = ["ratelimit", "application"].map(|from| format!("envoy/migration/{from}/meshquota.json"));
+    for path in recipes().into_iter().chain(migrations) {
         let text = read(&path);
         texts.push((path, text));
     }
@@ -204,27 +215,50 @@ fn the_tables_of_the_reference_are_written_from_the_code() {
     assert_eq!(named, wanted);
 }
 
-#[test]
-fn the_page_of_recipes_shows_the_files() {
-    let page = read(RECIPES);
-    let mut expected = String::new();
-    let mut shown = Vec::new();
-    for (place, part) in page.split("```json\n").enumerate() {
-        if place == 0 {
-            expected.push_str(part);
-            continue;
+/// The page with each block below a path that stands alone made what that file says, and those files.
+fn with_files(page: &str) -> (String, Vec<String>) {
+    let (mut expected, mut shown) = (String::new(), Vec::new());
+    let (mut above, mut inside) = ("", None);
+    for line in page.lines() {
+        match (line.trim_start().starts_with("```"), inside) {
+            (false, Some(true)) => continue,
+            (false, Some(false)) => {}
+            (true, Some(_)) => inside = None,
+            (true, None) => {
+                let path = above.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
+                let path = path.filter(|path| project().join(path).is_file());
+                inside = Some(path.is_some());
+                if let Some(path) = path {
+                    expected.push_str(&format!("{line}\n{}", read(path)));
+                    shown.push(path.to_owned());
+                    continue;
+                }
+            }
+            (false, None) if line.is_empty() => {}
+            (false, None) => above = line,
         }
-        let path = expected.trim_end().rsplit('`').nth(1).unwrap().to_owned();
-        let (_, after) = part.split_once("```\n").unwrap();
-        expected.push_str(&format!("```json\n{}```\n{after}", read(&path)));
-        shown.push(path);
+        expected.push_str(line);
+        expected.push('\n');
     }
-    check_written(RECIPES, &expected);
-    shown.sort();
-    assert_eq!(shown, recipes(), "a recipe has no place on its page");
-    // And each has its test.
+    (expected, shown)
+}
+
+#[test]
+fn pages_show_the_files_that_they_name_above_a_block() {
+    let mut of_recipes = Vec::new();
+    let mut others = Vec::new();
+    for path in documents() {
+        let (expected, shown) = with_files(&read(&path));
+        check_written(&path, &expected);
+        if path == RECIPES { of_recipes = shown } else { others.extend(shown) }
+    }
+    of_recipes.sort();
+    assert_eq!(of_recipes, recipes(), "a recipe has no place on its page");
+    let application = ["meshquota.json", "quota.py"].map(|file| format!("envoy/migration/application/{file}"));
+    assert!(application.iter().all(|file| others.contains(file)), "{others:?}");
+    // And each recipe has its test.
     let tests = read("tests/e2e/recipes.rs");
-    for path in shown {
+    for path in of_recipes {
         assert!(Path::new(&path).exists() && tests.contains(&format!("../../{path}")), "{path} has no test");
     }
 }

@@ -230,6 +230,23 @@ fn a_request_that_envoy_redirects_itself_is_charged_once_by_each_rule() {
 }
 
 #[test]
+fn a_request_that_envoy_sends_again_is_charged_once() {
+    let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
+    let envoy = ten(&redis, &app)
+        .tweak(|document| {
+            let route = &mut document.manager("ingress")["route_config"]["virtual_hosts"][0]["routes"][0]["route"];
+            // Whatever the service says is a reason to ask it again.
+            route["retry_policy"] =
+                json!({"retry_on": "retriable-status-codes", "retriable_status_codes": [200], "num_retries": 2});
+        })
+        .start();
+    assert_eq!(quota(&envoy.get("/")), Some((10, 9)));
+    assert_eq!(app.count(), 3, "Envoy has sent it three times");
+    assert_eq!(quota(&envoy.get("/")), Some((10, 8)));
+    envoy.finish();
+}
+
+#[test]
 fn a_caller_that_waits_as_long_as_it_is_told_is_always_admitted() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     // No whole number of seconds, and a good deal more than one: who is told too little comes too soon.
