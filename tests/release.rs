@@ -150,7 +150,7 @@ fn the_same_files_make_the_same_release() {
 fn what_must_not_be_handed_out_stops_a_release() {
     let folder = tempdir().unwrap();
     let leaking = folder.path().join("leaking");
-    fs::write(&leaking, format!("#!/bin/sh\n# {}/x.rs\nexit 2\n", project().display())).unwrap();
+    fs::write(&leaking, format!("#!/bin/sh\n# {}/x.rs\n", project().display())).unwrap();
     run(Command::new("chmod").arg("+x").arg(&leaking)).unwrap();
     let cases = [(leaking.as_path(), "a folder of this machine"), (&folder.path().join("none"), "run make cli")];
     for (cli, expected) in cases {
