@@ -33,8 +33,8 @@ use serde_json::{Value, json};
 
 use helm::{CHART, Helm, example};
 use mesh::{Hop, added};
-use support::manifests::{self, files, of_kind, with, yaml};
-use support::project::read;
+use support::manifests::{self, of_kind, with, yaml};
+use support::project::{files, read};
 use support::tunnel::check_parts;
 
 /// The examples of the chart: each with its namespace, and the folder that kustomize makes the same of.
@@ -224,7 +224,7 @@ fn a_second_release_for_the_same_proxies_leaves_the_tunnel_to_the_first() {
         assert_eq!(objects[0]["kind"], "WasmPlugin");
         let text =
             helm.run(&["template", "strict", CHART, "--namespace", "shop", "--values", &example("namespace")]).out;
-        let names = by_name(helm::documents(&text)).into_keys().collect::<Vec<_>>();
+        let names = by_name(manifests::documents(&text)).into_keys().collect::<Vec<_>>();
         assert_eq!(names, [r#""EnvoyFilter" "strict-tunnel""#, r#""WasmPlugin" "strict""#]);
         let left_out = "envoyGateway.tunnel=false,envoyGateway.envoyProxy=false";
         let objects = helm.rendered("shop", &["--values", &example("envoy-gateway-route"), "--set", left_out]);
@@ -282,7 +282,7 @@ fn a_release_whose_names_look_like_numbers_has_them_as_texts() {
     for helm in Helm::each() {
         let values = example("namespace");
         let text = helm.run(&["template", "1e3", CHART, "--namespace", "123", "--values", &values]).out;
-        let plugin = of_kind(&helm::documents(&text), "WasmPlugin")["metadata"].clone();
+        let plugin = of_kind(&manifests::documents(&text), "WasmPlugin")["metadata"].clone();
         assert_eq!(plugin, json!({"name": "1e3", "namespace": "123"}));
     }
 }

@@ -5,20 +5,17 @@
 
 mod support;
 
-#[path = "documents/markdown.rs"]
-mod markdown;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use markdown::{blocks, documents, spans};
 use support::app::App;
 use support::envoy::Setup;
+use support::markdown::{blocks, documents, spans};
 use support::program::program;
-use support::project::{self, project, read};
+use support::project::{project, read};
 use support::server::{Kind, Server, free_port};
 
 /// What the lines begin with that are commands of a shell.

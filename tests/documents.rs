@@ -8,7 +8,7 @@
 
 #[path = "documents/links.rs"]
 mod links;
-#[path = "documents/markdown.rs"]
+#[path = "support/markdown.rs"]
 mod markdown;
 #[path = "support/project.rs"]
 mod project;
@@ -20,7 +20,7 @@ use meshquota::config::shape::{Field, Object, Shape};
 use meshquota::config::{Config, SHAPE, schema};
 use serde_json::Value;
 
-use markdown::documents;
+use markdown::{blocks_of, documents};
 use project::{project, read};
 
 const REFERENCE: &str = "docs/configuration.md";
@@ -39,21 +39,15 @@ fn check_written(path: &str, expected: &str) {
     assert!(found == expected, "{path} is not what the code says, from line {}: make docs writes it anew", line + 1);
 }
 
-/// The blocks of JSON of a document.
-fn blocks(document: &str) -> Vec<&str> {
-    let blocks = document.split("```json\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.collect()
-}
-
 /// All configurations that a user may copy, each with the place where it stands.
 fn examples() -> Vec<(String, Value)> {
     let mut texts = Vec::new();
     for path in documents() {
         // Elsewhere a page may show answers in JSON as well.
         let all = ["README.md", REFERENCE, RECIPES].contains(&path.as_str());
-        let blocks = markdown::blocks(&read(&path)).into_iter().filter(|block| block.language == "json");
-        let blocks = blocks.filter(|block| all || block.text.contains("\"rules\": ["));
-        texts.extend(blocks.map(|block| (path.clone(), block.text)));
+        let blocks = blocks_of("json", &read(&path)).into_iter();
+        let blocks = blocks.filter(|block| all || block.contains("\"rules\": ["));
+        texts.extend(blocks.map(|block| (path.clone(), block)));
     }
     let migrations = ["ratelimit", "application"].map(|from| format!("envoy/migration/{from}/meshquota.json"));
     for path in recipes().into_iter().chain(migrations) {
@@ -123,8 +117,10 @@ fn unset(shape: &Shape, values: &[&Value], path: &str, missing: &mut Vec<String>
 #[test]
 fn every_field_has_an_example_in_the_reference() {
     let reference = read(REFERENCE);
-    let examples =
-        blocks(&reference).into_iter().map(|block| serde_json::from_str(block).unwrap()).collect::<Vec<Value>>();
+    let examples = blocks_of("json", &reference)
+        .into_iter()
+        .map(|block| serde_json::from_str(&block).unwrap())
+        .collect::<Vec<Value>>();
     let mut missing = Vec::new();
     unset(&SHAPE, &examples.iter().collect::<Vec<_>>(), "", &mut missing);
     // The same objects have their examples where they stand first.

@@ -13,9 +13,6 @@ mod schemas;
 #[path = "gateway/translation.rs"]
 mod translation;
 
-use std::io::Write;
-use std::process::Command;
-
 use meshquota::config::Config;
 use serde_json::{Value, json};
 
@@ -23,9 +20,9 @@ use support::app::App;
 use support::cluster::Cluster;
 use support::envoy::{Envoy, NEWEST, PATIENT, Setup};
 use support::http::{Body, Client, Request};
-use support::manifests::{self, files, of_kind, of_kind_mut, shipped_rules, with, yaml};
-use support::program::program;
-use support::project::read;
+use support::manifests::{self, of_kind, of_kind_mut, shipped_rules, with, yaml};
+use support::program::{Said, file, path, run};
+use support::project::{files, read};
 use support::quota::{check_limit, key, keys, left, quota};
 use support::server::{Kind, Server, wait_until};
 use support::tunnel::{check_parts, check_script, names};
@@ -200,13 +197,9 @@ fn the_filter_accepts_its_configuration_which_has_the_rule_of_the_configuration_
 
 /// Checks that `meshquota check` finds one configuration in these manifests, and no fault.
 fn check_by_program(manifests: &[Value]) {
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    for object in manifests {
-        writeln!(file, "---\n{}", serde_yaml_ng::to_string(object).unwrap()).unwrap();
-    }
-    let output = Command::new(program()).arg("check").arg(file.path()).output().unwrap();
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let texts = manifests.iter().map(|object| format!("---\n{}\n", serde_yaml_ng::to_string(object).unwrap()));
+    let Said { out: said, err, code } = run(&["check", path(&file(texts.collect::<String>()))]);
+    assert_eq!(code, 0, "{said}{err}");
     assert!(said.ends_with(": config of meshquota: fine, 1 rule\n") && said.lines().count() == 1, "{said}");
 }
 

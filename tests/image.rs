@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use support::docker::{docker, engine, run};
 use support::module::module;
-use support::project::{project, read};
+use support::project::{copy, project, read};
 use tempfile::tempdir;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -176,18 +176,6 @@ fn the_module_names_no_folder_of_this_machine() {
         assert!(!text.contains(&format!("{folder}/")), "{folder}");
     }
     assert!(text.contains("src/local.rs") || text.contains("crates/bytes-"), "panics name files, but not these");
-}
-
-fn copy(from: &Path, to: &Path) {
-    if from.is_dir() {
-        for entry in fs::read_dir(from).unwrap() {
-            let entry = entry.unwrap();
-            copy(&entry.path(), &to.join(entry.file_name()));
-        }
-    } else {
-        fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(from, to).unwrap();
-    }
 }
 
 #[test]

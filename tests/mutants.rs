@@ -3,9 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)]
 
+#[path = "support/project.rs"]
+mod project;
+
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+
+use project::copy;
 
 /// Changes of a file, each of a place that is there once.
 type Patch = &'static [(&'static str, &'static str)];
@@ -76,18 +81,6 @@ const MUTANTS: [(&str, &str, Patch, &str); 5] = [
         "was told",
     ),
 ];
-
-fn copy(from: &Path, to: &Path) {
-    if from.is_dir() {
-        fs::create_dir_all(to).unwrap();
-        for entry in fs::read_dir(from).unwrap() {
-            let entry = entry.unwrap();
-            copy(&entry.path(), &to.join(entry.file_name()));
-        }
-    } else {
-        fs::copy(from, to).unwrap();
-    }
-}
 
 /// The project's manifest, with what the simulation needs and no more.
 fn manifest() -> String {

@@ -13,7 +13,7 @@ use serde_json::Value;
 use support::docker::run;
 use support::module::module;
 use support::program::program;
-use support::project::{project, read};
+use support::project::{below, project, read};
 use tempfile::tempdir;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -42,19 +42,7 @@ fn gathered() -> tempfile::TempDir {
 
 /// The files below a folder, by their paths inside it.
 fn files(folder: &Path) -> BTreeSet<String> {
-    let mut found = BTreeSet::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(inside) = folders.pop() {
-        for entry in fs::read_dir(&inside).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.insert(path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned());
-            }
-        }
-    }
-    found
+    below(folder).into_iter().collect()
 }
 
 /// What the file SHA256SUMS of a folder names, all of which has these hashes.

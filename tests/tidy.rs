@@ -6,28 +6,16 @@
 mod project;
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-use project::{project, read};
+use project::read;
 
-/// The files below a folder of the project, by their paths inside the project.
+/// The files below a folder of the project that have this ending, by their paths inside the project.
 fn files(folder: &str, ending: &str) -> Vec<String> {
-    let mut found = Vec::new();
-    let mut folders = vec![project().join(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.to_string_lossy().ends_with(ending) {
-                found.push(path.strip_prefix(project()).unwrap().to_string_lossy().into_owned());
-            }
-        }
-    }
-    found.sort();
+    let mut found = project::files(folder);
+    found.retain(|file| file.ends_with(ending));
     assert!(!found.is_empty(), "no {ending} below {folder}");
     found
 }

@@ -14,11 +14,9 @@ neither the module nor the command line: `make dist` does, before.
 
 import argparse
 import gzip
-import io
 import platform
 import subprocess
 import sys
-import tarfile
 import tempfile
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +35,9 @@ COMPLETIONS = {
     "zsh": "completions/_meshquota",
     "fish": "completions/meshquota.fish",
 }
+
+# What is marked as something that runs.
+EXECUTABLE = ["bin/meshquota", "envoy/docker/cluster.sh"]
 
 # Compose reads this in the archive, where the module lies elsewhere than in the sources.
 ENVIRONMENT = "envoy/docker/.env"
@@ -70,24 +71,17 @@ def sums(files):
     return "".join(f"{sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)).encode()
 
 
-def archive(files, folder, executable):
-    """The files below the folder, compressed. What runs is marked so."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as writer:
-        for name in sorted(files):
-            entry = tarfile.TarInfo(f"{folder}/{name}")
-            entry.size, entry.mtime = len(files[name]), source.time()
-            entry.mode = 0o755 if name in executable else 0o644
-            writer.addfile(entry, io.BytesIO(files[name]))
-    return gzip.compress(packed.getvalue(), compresslevel=9, mtime=0)
+def archive(files, folder):
+    """The files below the folder, compressed."""
+    placed = {f"{folder}/{name}": files[name] for name in sorted(files)}
+    executable = [f"{folder}/{name}" for name in EXECUTABLE]
+    return gzip.compress(image.tar(placed, source.time(), executable), compresslevel=9, mtime=0)
 
 
 def checked(files):
     """The files, where none of them names a folder of this machine."""
     for name, data in files.items():
-        for folder in source.folders_of_this_machine():
-            if folder.encode() in data:
-                raise source.Failure(f"{name} names {folder}, a folder of this machine: run make dist, which builds without such")
+        source.refuse_folders_of_this_machine(name, data, "run make dist, which builds without such")
     return files
 
 
@@ -108,7 +102,7 @@ def gather(module, cli):
     files["SHA256SUMS"] = sums(files)
     system = f"{platform.system().lower()}-{platform.machine().lower()}"
     release = {
-        f"meshquota-{version}-{system}.tar.gz": archive(files, f"meshquota-{version}", ["bin/meshquota", "envoy/docker/cluster.sh"]),
+        f"meshquota-{version}-{system}.tar.gz": archive(files, f"meshquota-{version}"),
         f"meshquota-{version}.wasm": files["meshquota.wasm"],
         f"meshquota-{version}-image.tar": packed,
     }

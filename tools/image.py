@@ -32,13 +32,15 @@ CONFIG = "application/vnd.oci.image.config.v1+json"
 LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 
 
-def tar(files):
-    """An archive of files by their names: the same bytes for the same files, whoever owns them, and since whenever."""
+def tar(files, time=0, executable=()):
+    """An archive of files by their names, all of that time: the same bytes for the same files, whoever owns them. What runs is
+    marked so."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w", format=tarfile.USTAR_FORMAT) as writer:
         for name, data in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(data), 0o644
+            entry.size, entry.mtime = len(data), time
+            entry.mode = 0o755 if name in executable else 0o644
             writer.addfile(entry, io.BytesIO(data))
     return archive.getvalue()
 
@@ -119,9 +121,7 @@ def checked(path):
     if not path.exists():
         raise source.Failure(f"{path} is not there: run make build")
     module = path.read_bytes()
-    for folder in source.folders_of_this_machine():
-        if folder.encode() in module:
-            raise source.Failure(f"the module names {folder}, a folder of this machine: run make build, which leaves such out")
+    source.refuse_folders_of_this_machine("the module", module, "run make build, which leaves such out")
     return module
 
 

@@ -43,8 +43,11 @@ def time():
     return int(given)
 
 
-def folders_of_this_machine():
-    """What must be in nothing that is handed out. A folder as short as `/` says nothing of a machine."""
+def refuse_folders_of_this_machine(what, data, remedy):
+    """Fails where the data names a folder of this machine, which nothing may that is handed out. One as short as `/` says
+    nothing of a machine."""
     home = Path.home()
     folders = {home, Path(os.environ.get("CARGO_HOME") or home / ".cargo"), PROJECT}
-    return sorted(f"{folder}/" for folder in folders if len(folder.parts) > 1)
+    for folder in sorted(f"{folder}/" for folder in folders if len(folder.parts) > 1):
+        if folder.encode() in data:
+            raise Failure(f"{what} names {folder}, a folder of this machine: {remedy}")

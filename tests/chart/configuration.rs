@@ -1,17 +1,16 @@
 //! The filter's configuration on its way through Helm: nothing is lost, changed or evaluated, and `meshquota check` reads it there.
 
 use std::collections::BTreeSet;
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde_json::{Map, Value, json};
 
 use crate::EXAMPLES;
-use crate::helm::{CHART, Helm, documents, example, file, path};
+use crate::helm::{CHART, Helm, example};
 use crate::mesh::with_doubles;
-use crate::support::manifests::snippets;
+use crate::support::manifests::{documents, snippets};
 use crate::support::pinned::kubectl;
-use crate::support::program::program;
+use crate::support::program::{Said, file, path, run_with};
 use crate::support::project::read;
 
 /// Values for everything but the configuration, in Istio and in Envoy Gateway.
@@ -153,7 +152,7 @@ fn a_configuration_arrives_as_it_is_however_it_is_given() {
 fn kubernetes_reads_the_same_of_it_as_this_test() {
     let Some(kubectl) = kubectl() else { return };
     // kubectl cannot write the other characters itself.
-    let (rests, text) = (RESTS.map(file), file(&nasty_and_bare().to_string()));
+    let (rests, text) = (RESTS.map(file), file(nasty_and_bare().to_string()));
     for (helm, rest) in Helm::each().iter().flat_map(|helm| rests.iter().map(move |rest| (helm, rest))) {
         let config = format!("config={}", path(&text));
         let said = helm.template("shop", &["--values", path(rest), "--set-file", &config]);
@@ -168,22 +167,19 @@ fn kubernetes_reads_the_same_of_it_as_this_test() {
 }
 
 /// What `meshquota check` says of a text, and its exit code.
-fn check(text: &str) -> (String, Option<i32>) {
-    let mut child =
-        Command::new(program()).args(["check", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let output = child.wait_with_output().unwrap();
-    (String::from_utf8(output.stdout).unwrap(), output.status.code())
+fn check(text: &str) -> (String, i32) {
+    let Said { out, code, .. } = run_with(&["check", "-"], &[], text);
+    (out, code)
 }
 
 #[test]
 fn the_values_on_the_page_are_fine() {
     let shown = snippets(&format!("{CHART}/README.md"));
     assert_eq!(shown.len(), 1);
-    let values = file(&shown[0].to_string());
+    let values = file(shown[0].to_string());
     for helm in Helm::each() {
         let said = helm.template("shop", &["--values", path(&values)]);
-        assert_eq!(check(&said.out).1, Some(0), "{}", said.err);
+        assert_eq!(check(&said.out).1, 0, "{}", said.err);
         let example = helm.template("shop", &["--values", &example("namespace")]);
         assert_eq!(said.out, example.out);
     }
@@ -191,7 +187,7 @@ fn the_values_on_the_page_are_fine() {
 
 #[test]
 fn meshquota_check_reads_the_configuration_in_what_is_rendered() {
-    let everything = file(&read("src/config/everything.json"));
+    let everything = file(read("src/config/everything.json"));
     let misspelt =
         r#"{"rules": [{"name": "a", "limit": [{"refill": "10/s"}]}, {"name": "b", "limits": [{"refill": 10}]}]}"#;
     let misspelt = file(misspelt);
@@ -200,12 +196,7 @@ fn meshquota_check_reads_the_configuration_in_what_is_rendered() {
         for (name, namespace, folder) in EXAMPLES {
             let said = helm.template(namespace, &["--values", &example(name)]);
             let place = places[usize::from(folder.contains("/gateway/overlays/") && !folder.contains("istio"))];
-            assert_eq!(
-                check(&said.out),
-                (format!("{place}: fine, 1 rule\n"), Some(0)),
-                "Helm {}, {name}",
-                helm.version
-            );
+            assert_eq!(check(&said.out), (format!("{place}: fine, 1 rule\n"), 0), "Helm {}, {name}", helm.version);
         }
         for (rest, place) in RESTS.map(file).iter().zip(places) {
             let render = |config: &str| {
@@ -213,10 +204,10 @@ fn meshquota_check_reads_the_configuration_in_what_is_rendered() {
                 helm.template("shop", &["--values", path(rest), "--set-file", &config]).out
             };
             let (said, code) = check(&render(path(&everything)));
-            assert_eq!(code, Some(0), "{said}");
+            assert_eq!(code, 0, "{said}");
             assert!(said.ends_with(&format!("{place}: fine, 2 rules\n")), "{said}");
             let (said, code) = check(&render(path(&misspelt)));
-            assert_eq!(code, Some(1));
+            assert_eq!(code, 1);
             for fault in [
                 "rules[0]: unknown field \"limit\", did you mean \"limits\"?",
                 "rules[0].limits: missing, expected a list of limits",

@@ -3,13 +3,13 @@
 //! Every version that is pinned, without a cluster and without the settings of whoever runs the tests. What the chart should
 //! render is no matter here.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
-use serde::Deserialize;
 use serde_json::Value;
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::TempDir;
 
+use crate::support::manifests::documents;
 use crate::support::pinned::pinned;
 use crate::support::project::project;
 
@@ -74,24 +74,7 @@ impl Helm {
     }
 }
 
-/// The documents of a text in YAML.
-pub fn documents(text: &str) -> Vec<Value> {
-    serde_yaml_ng::Deserializer::from_str(text).map(|one| Value::deserialize(one).unwrap()).collect()
-}
-
 /// An example of the chart's, by its name: the path inside the project.
 pub fn example(name: &str) -> String {
     format!("{CHART}/examples/{name}.yaml")
-}
-
-/// A file with this text in it, for as long as the value lives.
-pub fn file(text: &str) -> NamedTempFile {
-    let file = NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), text).unwrap();
-    file
-}
-
-/// The path of such a file, as an argument.
-pub fn path(file: &(impl AsRef<Path> + ?Sized)) -> &str {
-    file.as_ref().to_str().unwrap()
 }

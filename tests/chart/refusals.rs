@@ -2,11 +2,12 @@
 
 use serde_json::{Value, json};
 
-use crate::helm::{Helm, example, file, path};
+use crate::helm::{Helm, example};
+use crate::support::program::{file, path};
 
 /// Values for the sidecars of a namespace, with these in their place.
 fn refused(helm: &Helm, namespace: &str, values: &Value) -> String {
-    let file = file(&values.to_string());
+    let file = file(values.to_string());
     let said = helm.template(namespace, &["--values", &example("namespace"), "--values", path(&file)]);
     assert!(!said.fine && said.out.is_empty(), "Helm {} renders this: {values}", helm.version);
     said.err

@@ -2,10 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::helm::{Helm, example, file, path};
+use crate::helm::{Helm, example};
 use crate::mesh::{Hop, boot};
 use crate::support::app::App;
 use crate::support::envoy::{PATIENT, Setup};
+use crate::support::program::{file, path};
 use crate::support::quota::{check_limit, key, keys, quota};
 use crate::support::server::{Kind, Server, free_port};
 use crate::support::tls::{certificates, tls_server};
@@ -18,7 +19,7 @@ fn rendered(helm: &Helm, name: &str, values: &Value) -> Vec<Value> {
     let mut values = values.clone();
     values["config"]["redis"]["timeout"] = json!(PATIENT);
     values["config"]["rules"] = json!([{"name": "per-ip", "limits": [{"capacity": 10, "refill": "1/day"}]}]);
-    let file = file(&values.to_string());
+    let file = file(values.to_string());
     helm.rendered("shop", &["--values", &example(name), "--values", path(&file)])
 }
 

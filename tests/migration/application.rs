@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 use crate::support::app::App;
 use crate::support::envoy::{Envoy, PATIENT, Setup};
 use crate::support::http::Request;
+use crate::support::markdown::blocks_of;
 use crate::support::program::run;
 use crate::support::project::{project, read};
+use crate::support::quota::keys;
 use crate::support::server::{Kind, Server, wait_until};
 
 const RULES: &str = "envoy/migration/application/meshquota.json";
@@ -25,15 +27,20 @@ fn rules() -> Value {
 
 /// Runs the application: whether it was granted, and what it printed.
 fn application(redis: &Server, words: &str) -> (bool, Value) {
+    application_told(redis, &words.split(' ').collect::<Vec<_>>())
+}
+
+/// The same, by words that may have blanks in them.
+fn application_told(redis: &Server, words: &[&str]) -> (bool, Value) {
     let output = Command::new("python3")
         .args(["-B", PROGRAM, &format!("127.0.0.1:{}", redis.port())])
-        .args(words.split(' '))
+        .args(words)
         .current_dir(project())
         .output()
         .expect("python3 runs");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     let printed = serde_json::from_str(&said);
-    let printed = printed.unwrap_or_else(|_| panic!("{words}: {said}{}", String::from_utf8_lossy(&output.stderr)));
+    let printed = printed.unwrap_or_else(|_| panic!("{words:?}: {said}{}", String::from_utf8_lossy(&output.stderr)));
     (output.status.success(), printed)
 }
 
@@ -116,28 +123,11 @@ fn the_application_has_the_keys_and_the_limits_that_the_command_line_prints() {
             let buckets = rules.as_array().unwrap().iter().find(|one| one["rule"] == rule).unwrap()["buckets"].clone();
             // One token more than the bucket holds is never granted, so this one is full, and of this size.
             let capacity = buckets[0]["capacity"].as_u64().unwrap();
-            let said = |cost: u64| {
-                let output = Command::new("python3")
-                    .args([
-                        "-B",
-                        PROGRAM,
-                        &format!("127.0.0.1:{}", redis.port()),
-                        "take",
-                        rule,
-                        caller,
-                        &cost.to_string(),
-                    ])
-                    .current_dir(project())
-                    .output()
-                    .unwrap();
-                serde_json::from_slice::<Value>(&output.stdout).unwrap()
-            };
+            let said = |cost: u64| application_told(&redis, &["take", rule, caller, &cost.to_string()]).1;
             assert_eq!(said(capacity + 1)["retry_after_ms"], -1, "{rule} {caller}");
             assert_eq!(said(capacity)["remaining"], 0, "{rule} {caller}");
-            let mut keys: Vec<String> = redis.client().keys("*").unwrap();
-            keys.sort();
             let expected = buckets.as_array().unwrap().iter().map(|bucket| bucket["key"].as_str().unwrap());
-            assert_eq!(keys, expected.collect::<Vec<_>>(), "{rule} {caller}");
+            assert_eq!(keys(&redis), expected.collect::<Vec<_>>(), "{rule} {caller}");
             // The time to live is the time to fill and a second: the refill is the same too.
             for bucket in buckets.as_array().unwrap() {
                 let refill = |name: &str| bucket["refill"][name].as_u64().unwrap();
@@ -154,16 +144,16 @@ fn the_application_has_the_keys_and_the_limits_that_the_command_line_prints() {
 fn a_filter_that_watches_under_a_prefix_of_its_own_charges_nobody_of_the_application() {
     let (redis, app) = (Server::start(Kind::Redis, &[]), App::start());
     let page = read("docs/migrate-from-application.md");
-    let step = page.split("```json\n").find(|block| block.contains("\"key_prefix\": \"watch:\"")).unwrap();
-    let mut watching: Value = serde_json::from_str(step.split("```").next().unwrap()).unwrap();
+    let steps = blocks_of("json", &page);
+    let step = steps.iter().find(|block| block.contains("\"key_prefix\": \"watch:\"")).unwrap();
+    let mut watching: Value = serde_json::from_str(step).unwrap();
     watching["redis"] = json!({"timeout": PATIENT});
     let envoy = start(&redis, &app, watching);
     for _ in 0..12 {
         assert_eq!(envoy.get("/").status(), 200);
     }
     envoy.wait_for_count("per-ip shadow_deny", |count| count == 2);
-    let keys: Vec<String> = redis.client().keys("*").unwrap();
-    assert_eq!(keys, ["watch:127.0.0.1"]);
+    assert_eq!(keys(&redis), ["watch:127.0.0.1"]);
     envoy.finish();
     // And without the prefix it finds the buckets of the application as they stand.
     application(&redis, "take per-ip 127.0.0.1 9");

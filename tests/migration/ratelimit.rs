@@ -7,13 +7,15 @@
 //! Envoy sends along, settings of the environment) it refuses instead of guessing.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use bytes::Bytes;
 use serde_json::Value;
+
+use crate::support::http2;
+use crate::support::listener::Listener;
 
 /// The path of the one call.
 const CALL: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -114,43 +116,36 @@ struct State {
     counters: Mutex<HashMap<String, u64>>,
     /// By the path of the limit in the configuration: how often it let pass and how often not, shadow or not.
     decided: Mutex<BTreeMap<String, [u64; 2]>>,
-    ended: AtomicBool,
 }
 
 /// The service on a free port of 127.0.0.1, until it is dropped.
 pub struct Service {
-    port: u16,
+    listener: Listener,
     state: Arc<State>,
 }
 
 impl Service {
     /// One that reads this configuration. Its clock stands at noon of a day.
     pub fn start(configuration: &Value) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State {
             domain: configuration["domain"].as_str().expect("a domain").to_owned(),
             descriptors: Descriptor::list(&configuration["descriptors"]),
             now: AtomicU64::new(20_000 * 86_400 + 43_200),
             counters: Mutex::default(),
             decided: Mutex::default(),
-            ended: AtomicBool::new(false),
         });
         let shared = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                if shared.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                let state = Arc::clone(&shared);
-                thread::spawn(move || serve(stream, &state));
-            }
+        let listener = Listener::start(move |stream| {
+            let state = Arc::clone(&shared);
+            thread::spawn(move || {
+                http2::serve(stream, |request, respond| answer(request, respond, Arc::clone(&state)));
+            });
         });
-        Self { port, state }
+        Self { listener, state }
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.listener.port()
     }
 
     /// Moves its clock.
@@ -166,13 +161,6 @@ impl Service {
     /// Whether it lets pass what has these descriptors, without a network between.
     pub fn allows(&self, descriptors: &[Asked]) -> bool {
         self.state.decide(&self.state.domain, descriptors).iter().all(|status| status.code == Code::Ok)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        self.state.ended.store(true, Ordering::SeqCst);
-        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
 
@@ -222,32 +210,14 @@ impl Status {
     }
 }
 
-fn serve(stream: TcpStream, state: &Arc<State>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        stream.set_nonblocking(true).unwrap();
-        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-        let Ok(mut connection) = h2::server::handshake(stream).await else { return };
-        while let Some(Ok((request, respond))) = connection.accept().await {
-            let state = Arc::clone(state);
-            tokio::spawn(async move { answer(request, respond, &state).await });
-        }
-    });
-}
-
 async fn answer(
     request: http::Request<h2::RecvStream>,
     mut respond: h2::server::SendResponse<Bytes>,
-    state: &State,
+    state: Arc<State>,
 ) -> Result<(), h2::Error> {
     let (head, mut incoming) = request.into_parts();
     assert_eq!(head.uri.path(), CALL);
-    let mut message = Vec::new();
-    while let Some(piece) = incoming.data().await {
-        let piece = piece?;
-        incoming.flow_control().release_capacity(piece.len())?;
-        message.extend_from_slice(&piece);
-    }
+    let message = http2::whole(&mut incoming).await?;
     // A byte that says "not compressed", and the length.
     let (domain, descriptors) = read_request(&message[5..]);
     let statuses = state.decide(&domain, &descriptors);

@@ -1,22 +1,22 @@
 //! The service behind the proxy: answers, and remembers what it was asked.
 
 use std::io::{BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
 use bytes::Bytes;
 
 use super::http::{Headers, Message, Unsaid, read};
-use super::http2::headers;
+use super::http2::{self, headers};
+use super::listener::Listener;
 
 /// The body of its answers.
 pub const ANSWER: &str = "hello\n";
 
 /// A service on a free port of 127.0.0.1, until it is dropped.
 pub struct App {
-    port: u16,
+    listener: Listener,
     state: Arc<State>,
 }
 
@@ -27,7 +27,6 @@ struct State {
     /// The body of every answer in HTTP/1.1.
     body: Vec<u8>,
     seen: Mutex<Vec<Message>>,
-    ended: AtomicBool,
 }
 
 impl App {
@@ -53,26 +52,17 @@ impl App {
     }
 
     fn listen(headers: Headers, body: Vec<u8>, serve: fn(TcpStream, &Arc<State>)) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State { headers, body, ..State::default() });
         let shared = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                if shared.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                if let Ok(stream) = stream {
-                    let state = Arc::clone(&shared);
-                    thread::spawn(move || serve(stream, &state));
-                }
-            }
+        let listener = Listener::start(move |stream| {
+            let state = Arc::clone(&shared);
+            thread::spawn(move || serve(stream, &state));
         });
-        Self { port, state }
+        Self { listener, state }
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.listener.port()
     }
 
     /// How many requests have come, whole.
@@ -83,14 +73,6 @@ impl App {
     /// The requests that have come, whole, since this was last asked.
     pub fn take(&self) -> Vec<Message> {
         std::mem::take(&mut self.state.seen.lock().unwrap())
-    }
-}
-
-impl Drop for App {
-    fn drop(&mut self) {
-        self.state.ended.store(true, Ordering::SeqCst);
-        // Wakes the thread that accepts.
-        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
 
@@ -140,24 +122,13 @@ fn echo(reader: &mut impl Read, writer: &mut impl Write) {
 }
 
 fn serve_http2(stream: TcpStream, state: &Arc<State>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        stream.set_nonblocking(true).unwrap();
-        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
-        let Ok(mut connection) = h2::server::handshake(stream).await else {
-            return;
-        };
-        while let Some(Ok((request, respond))) = connection.accept().await {
-            let state = Arc::clone(state);
-            tokio::spawn(async move { answer_http2(request, respond, &state).await });
-        }
-    });
+    http2::serve(stream, |request, respond| answer_http2(request, respond, Arc::clone(state)));
 }
 
 async fn answer_http2(
     request: http::Request<h2::RecvStream>,
     mut respond: h2::server::SendResponse<Bytes>,
-    state: &State,
+    state: Arc<State>,
 ) -> Result<(), h2::Error> {
     let (head, mut incoming) = request.into_parts();
     let echoes = head.uri.path() == "/echo";

@@ -1,6 +1,6 @@
-//! An HTTP/2 client without TLS, for tests that send one request after the other.
+//! HTTP/2 without TLS: a client for tests that send one request after the other, and a server.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
@@ -103,12 +103,7 @@ async fn send(
 
 async fn receive(response: Response<h2::RecvStream>) -> Result<Message, h2::Error> {
     let (head, mut stream) = response.into_parts();
-    let mut body = Vec::new();
-    while let Some(piece) = stream.data().await {
-        let piece = piece?;
-        stream.flow_control().release_capacity(piece.len())?;
-        body.extend_from_slice(&piece);
-    }
+    let body = whole(&mut stream).await?;
     let trailers = stream.trailers().await?.unwrap_or_default();
     Ok(Message {
         start: format!("HTTP/2 {}", head.status.as_u16()),
@@ -116,6 +111,33 @@ async fn receive(response: Response<h2::RecvStream>) -> Result<Message, h2::Erro
         body,
         trailers: headers(&trailers),
     })
+}
+
+/// All that comes on a stream before its trailers.
+pub async fn whole(stream: &mut h2::RecvStream) -> Result<Vec<u8>, h2::Error> {
+    let mut body = Vec::new();
+    while let Some(piece) = stream.data().await {
+        let piece = piece?;
+        stream.flow_control().release_capacity(piece.len())?;
+        body.extend_from_slice(&piece);
+    }
+    Ok(body)
+}
+
+/// Serves a connection until it ends. Its requests are answered at the same time.
+pub fn serve<F>(stream: TcpStream, answer: impl Fn(Request<h2::RecvStream>, h2::server::SendResponse<Bytes>) -> F)
+where
+    F: Future<Output = Result<(), h2::Error>> + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        stream.set_nonblocking(true).unwrap();
+        let stream = tokio::net::TcpStream::from_std(stream).unwrap();
+        let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+        while let Some(Ok((request, respond))) = connection.accept().await {
+            tokio::spawn(answer(request, respond));
+        }
+    });
 }
 
 /// Headers in the form of [`Message`].

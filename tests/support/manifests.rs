@@ -10,6 +10,7 @@ use std::process::Command;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::markdown::blocks_of;
 use super::pinned::kubectl;
 use super::project::{project, read};
 
@@ -17,6 +18,11 @@ use super::project::{project, read};
 pub fn yaml(path: impl AsRef<Path>) -> Value {
     let path = path.as_ref();
     serde_yaml_ng::from_str(&read(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The documents of a text in YAML.
+pub fn documents(text: &str) -> Vec<Value> {
+    serde_yaml_ng::Deserializer::from_str(text).map(|one| Value::deserialize(one).unwrap()).collect()
 }
 
 /// The rules of the filter in `envoy/envoy.yaml`.
@@ -28,28 +34,10 @@ pub fn shipped_rules() -> Value {
     serde_json::from_str::<Value>(shipped).unwrap()["rules"].take()
 }
 
-/// Every file below a folder, by its path inside the project.
-pub fn files(folder: &str) -> Vec<String> {
-    let (mut found, mut folders) = (Vec::new(), vec![project().join(folder)]);
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                found.push(path.strip_prefix(project()).unwrap().to_string_lossy().into_owned());
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
 /// The blocks of YAML on a page, without their indentation.
 pub fn snippets(page: &str) -> Vec<Value> {
-    let text = read(page);
-    let blocks = text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.map(|block| serde_yaml_ng::from_str(block).unwrap_or_else(|error| panic!("{error}:\n{block}"))).collect()
+    let parsed = |block: String| serde_yaml_ng::from_str(&block).unwrap_or_else(|error| panic!("{error}:\n{block}"));
+    blocks_of("yaml", &read(page)).into_iter().map(parsed).collect()
 }
 
 /// What the kustomization in a folder comes to.
@@ -63,10 +51,9 @@ pub fn check_against_kubectl(folder: &str) {
     let output = Command::new(kubectl).arg("kustomize").arg(project().join(folder)).output().unwrap();
     assert!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).unwrap();
-    let documents = serde_yaml_ng::Deserializer::from_str(&text).map(|one| Value::deserialize(one).unwrap());
     let named = |object: Value| ((object["kind"].to_string(), object["metadata"]["name"].to_string()), object);
     let by_name = |objects: Vec<Value>| objects.into_iter().map(named).collect::<BTreeMap<_, _>>();
-    assert_eq!(by_name(documents.collect()), by_name(rendered(folder)), "{folder}");
+    assert_eq!(by_name(documents(&text)), by_name(rendered(folder)), "{folder}");
 }
 
 /// The one object of a kind.

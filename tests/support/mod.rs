@@ -5,12 +5,15 @@
 #![allow(dead_code, missing_docs)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, clippy::string_slice)]
 
+pub mod markdown;
 pub mod pinned;
 pub mod program;
 pub mod project;
 
 pub mod server;
 pub mod tls;
+
+pub mod listener;
 
 pub mod app;
 pub mod http;

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use serde_json::Value;
+use tempfile::NamedTempFile;
 
 use super::module::build;
 use super::project::project;
@@ -57,4 +58,16 @@ pub fn run_with(arguments: &[&str], variables: &[(&str, &str)], input: impl AsRe
     let output = child.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Said { out: text(output.stdout), err: text(output.stderr), code: output.status.code().unwrap() }
+}
+
+/// A file with this text in it, for as long as the value lives.
+pub fn file(text: impl AsRef<[u8]>) -> NamedTempFile {
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    file
+}
+
+/// The path of such a file, as an argument.
+pub fn path(file: &(impl AsRef<Path> + ?Sized)) -> &str {
+    file.as_ref().to_str().unwrap()
 }

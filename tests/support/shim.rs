@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::listener::Listener;
 use super::server::wait_until;
 
 /// What happens to the server's replies. A "reply" is what the server sent in one piece.
@@ -41,7 +42,7 @@ pub enum Mode {
 
 /// A shim on a free port of 127.0.0.1, until it is dropped.
 pub struct Shim {
-    port: u16,
+    listener: Listener,
     state: Arc<State>,
 }
 
@@ -55,14 +56,11 @@ struct State {
     commands: Mutex<Vec<(usize, Command)>>,
     /// Both sides of every connection.
     streams: Mutex<Vec<TcpStream>>,
-    ended: AtomicBool,
 }
 
 impl Shim {
     /// A shim before a server on this port of 127.0.0.1, that lets everything pass.
     pub fn before(server: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
         let state = Arc::new(State {
             server: AtomicU16::new(server),
             mode: Mutex::new(Mode::Pass),
@@ -71,22 +69,13 @@ impl Shim {
             open: AtomicUsize::new(0),
             commands: Mutex::default(),
             streams: Mutex::default(),
-            ended: AtomicBool::new(false),
         });
         let shared = Arc::clone(&state);
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                if shared.ended.load(Ordering::SeqCst) {
-                    return;
-                }
-                shared.accept(stream);
-            }
-        });
-        Self { port, state }
+        Self { listener: Listener::start(move |stream| shared.accept(stream)), state }
     }
 
     pub fn port(&self) -> u16 {
-        self.port
+        self.listener.port()
     }
 
     /// Changes what happens to replies from now on.
@@ -155,10 +144,7 @@ impl Shim {
 
 impl Drop for Shim {
     fn drop(&mut self) {
-        self.state.ended.store(true, Ordering::SeqCst);
         self.set(Mode::Refuse);
-        // Wakes the thread that accepts.
-        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
 

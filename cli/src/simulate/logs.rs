@@ -3,8 +3,7 @@
 //! A log is written in the order in which requests end, so some are held back until it is unlikely that an earlier one
 //! comes; and each proxy has a log of its own, so several are read side by side. No more is kept than what is held back.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -43,34 +42,12 @@ struct Log {
     next: Option<Entry>,
 }
 
-/// A request that is held back, and where it stood among those that were read.
-struct Held(u64, u64, Entry);
-
-impl PartialEq for Held {
-    fn eq(&self, other: &Self) -> bool {
-        (self.0, self.1) == (other.0, other.1)
-    }
-}
-
-impl Eq for Held {}
-
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Held {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.0, self.1).cmp(&(other.0, other.1))
-    }
-}
-
 /// The requests of all logs.
 pub struct Logs {
     format: Format,
     logs: Vec<Log>,
-    held: BinaryHeap<Reverse<Held>>,
+    /// The requests that are held back, by their times and in the order in which they were read.
+    held: BTreeMap<(u64, u64), Entry>,
     read: u64,
     /// What was not understood so far.
     pub faults: Faults,
@@ -93,7 +70,7 @@ impl Logs {
             ),
         };
         let logs = files.iter().map(|file| Log::open(file, &progress)).collect::<Result<_, _>>()?;
-        let mut logs = Self { format, logs, held: BinaryHeap::new(), read: 0, faults: Faults::default(), progress };
+        let mut logs = Self { format, logs, held: BTreeMap::new(), read: 0, faults: Faults::default(), progress };
         for place in 0..logs.logs.len() {
             logs.advance(place)?;
         }
@@ -108,11 +85,11 @@ impl Logs {
             let Some((_, place)) = earliest else { break };
             if let Some(entry) = self.logs.get_mut(place).and_then(|log| log.next.take()) {
                 self.read += 1;
-                self.held.push(Reverse(Held(entry.at_ms, self.read, entry)));
+                self.held.insert((entry.at_ms, self.read), entry);
             }
             self.advance(place)?;
         }
-        let next = self.held.pop().map(|Reverse(Held(_, _, entry))| entry);
+        let next = self.held.pop_first().map(|(_, entry)| entry);
         if next.is_none() {
             self.progress.finish_and_clear();
         }

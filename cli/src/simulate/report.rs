@@ -48,27 +48,23 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     let (first, last) = tally.span.unwrap_or_default();
     let took = humantime::format_duration(Duration::from_millis(last.saturating_sub(first)));
     let mut text = format!("{} requests from {} to {} ({took})\n", tally.requests, time(first), time(last));
-    let mut line = |what: &str| {
-        let _ = writeln!(text, "{what}");
-    };
-    line(&format!("{} denied ({})", tally.denied, share(tally.denied, tally.requests)));
-    let unusual = [
-        (tally.watched, "more that a rule would have denied, had it not only watched"),
-        (tally.unmet, "to which no rule applied"),
-        (faults.count, "lines not understood:"),
-        (tally.late, "that came out of order by very much; each counts at the time of the one before"),
-        (tally.forgotten, "times a caller was forgotten, since there were too many: it came back as somebody new"),
+    let _ = writeln!(text, "{} denied ({})", tally.denied, share(tally.denied, tally.requests));
+    // Told where there is any.
+    let unusual: [(u64, &str, &[String]); 5] = [
+        (tally.watched, "more that a rule would have denied, had it not only watched", &[]),
+        (tally.unmet, "to which no rule applied", &[]),
+        (faults.count, "lines not understood:", &faults.first),
+        (tally.late, "that came out of order by very much; each counts at the time of the one before", &[]),
+        (tally.forgotten, "times a caller was forgotten, since there were too many: it came back as somebody new", &[]),
     ];
-    for (count, what) in unusual {
-        if count > 0 {
-            line(&format!("{count} {what}"));
-        }
-        if what.ends_with(':') {
-            faults.first.iter().for_each(|fault| line(&format!("  {fault}")));
-        }
+    for (count, what, places) in unusual.into_iter().filter(|(count, ..)| *count > 0) {
+        let _ = writeln!(text, "{count} {what}");
+        places.iter().for_each(|place| {
+            let _ = writeln!(text, "  {place}");
+        });
     }
     if !missing.is_empty() {
-        line(&format!("asked for by rules, and in no line of the log: {}", missing.join(", ")));
+        let _ = writeln!(text, "asked for by rules, and in no line of the log: {}", missing.join(", "));
     }
     text
 }

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use super::project::project;
+use super::project::{files, project};
 
 /// A block of code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,24 +19,13 @@ pub struct Block {
 
 /// All documents for readers: those at the top, those in `docs/`, and each README below `envoy/`.
 pub fn documents() -> Vec<String> {
-    let mut found = Vec::new();
-    let mut folders = vec![project().join("envoy")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                folders.push(path);
-            } else if path.file_name().unwrap() == "README.md" {
-                found.push(path);
-            }
-        }
-    }
+    let mut found = files("envoy");
+    found.retain(|file| file.ends_with("/README.md"));
     for folder in ["", "docs"] {
         let entries = fs::read_dir(project().join(folder)).unwrap().map(|entry| entry.unwrap().path());
-        found.extend(entries.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
+        let pages = entries.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+        found.extend(pages.map(|path| path.strip_prefix(project()).unwrap().to_string_lossy().into_owned()));
     }
-    let inside = |path: std::path::PathBuf| path.strip_prefix(project()).unwrap().to_string_lossy().into_owned();
-    let mut found = found.into_iter().map(inside).collect::<Vec<_>>();
     found.sort();
     found
 }
@@ -74,6 +63,11 @@ pub fn apart(text: &str) -> (String, Vec<Block>) {
 /// The blocks of code.
 pub fn blocks(text: &str) -> Vec<Block> {
     apart(text).1
+}
+
+/// The texts of the blocks of code in a language.
+pub fn blocks_of(language: &str, text: &str) -> Vec<String> {
+    blocks(text).into_iter().filter(|block| block.language == language).map(|block| block.text).collect()
 }
 
 /// The words in backticks outside blocks of code.
