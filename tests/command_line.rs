@@ -98,8 +98,49 @@ fn a_configuration_is_found_where_it_comes() {
     let several = format!("{plugin}---\nkind: Service\n---\n{policy}");
     let said = run_with(&["check", "-"], &[], &several);
     assert_eq!(said.out.lines().count(), 2, "{}", said.out);
-    let said = run_with(&["explain", "-"], &[], &several);
-    assert_eq!((said.code, said.err.as_str()), (2, "meshquota: -: it has 2 configurations; give a file with one\n"));
+    // The same twice would be no question.
+    let said = run_with(&["explain", "-"], &[], several.replacen("1/s", "2/s", 1));
+    let places = "\n  1: -, document 1, WasmPlugin quota: spec.pluginConfig\n  2: -, document 3: config of meshquota\n";
+    assert_eq!(
+        (said.code, said.err),
+        (2, format!("meshquota: -: it has 2 configurations, and say which by --which:{places}"))
+    );
+}
+
+#[test]
+fn one_of_several_configurations_is_chosen_by_its_number_or_its_place() {
+    let plugin = |name: &str, rule: &str| {
+        format!(
+            "kind: WasmPlugin\nmetadata: {{name: {name}}}\nspec: {{pluginConfig: {{rules: [{{name: {rule}, limits: [{{refill: 1/s}}]}}]}}}}\n---\n"
+        )
+    };
+    let both = [plugin("gateway", "a"), plugin("sidecar", "b"), plugin("sidecars", "c")].concat();
+    let explained = |input: &str, which: &[&str]| run_with(&[&["explain", "-"], which].concat(), &[], input);
+    for (which, rule) in [("1", "a"), ("2", "b"), ("3", "c"), ("gateway", "a"), ("sidecars", "c"), ("document 2", "b")]
+    {
+        let said = explained(&both, &["--which", which]);
+        assert_eq!(
+            (said.code, said.out.starts_with(&format!("{rule}: takes 1 token"))),
+            (0, true),
+            "{which}: {}",
+            said.err
+        );
+    }
+    for (which, expected) in
+        [("4", "none of them is \"4\":"), ("sidecar", "2 of them are \"sidecar\":"), ("", "3 of them are")]
+    {
+        let said = explained(&both, &["--which", which]);
+        assert_eq!(
+            (said.code, said.err.contains(&format!("it has 3 configurations, and {expected}"))),
+            (2, true),
+            "{}",
+            said.err
+        );
+        assert_eq!(said.err.lines().count(), 4);
+    }
+    // The same one in several listeners is one.
+    assert_eq!(explained(&plugin("gateway", "a").repeat(2), &[]).code, 0);
+    assert_eq!(explained(&plugin("gateway", "a"), &["--which", "2"]).code, 2);
 }
 
 #[test]

@@ -137,12 +137,53 @@ fn a_log_of_another_format_is_read_by_that_format() {
     let format = "%DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT% 100%% %DURATION% | %REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH):200% | %START_TIME(%s%3f)%\n";
     expect(&run_with(&["simulate", path(&config), "--json", "--format", format], &[], text).json());
     let json = log(|(at, address, path, _)| {
-        json!({"ts": 1_767_225_600.0 + (*at as f64) / 1000.0, "client": {"ip": address}, "url": path, "ip": "192.0.2.77"}).to_string()
+        // What is named by hand counts more than what has a usual name, wherever it stands.
+        json!({
+            "start_time": "2020-02-02T00:00:00Z", "ts": 1_767_225_600.0 + (*at as f64) / 1000.0, "client": {"ip": address},
+            "url": path, "path": "/rewritten", "downstream_remote_address": "192.0.2.77:1",
+        })
+        .to_string()
     });
-    let json = json.replace(",\"ip\":\"192.0.2.77\"", "");
     let fields =
         ["--field", "ts=%START_TIME%", "--field", "ip=%DOWNSTREAM_REMOTE_ADDRESS%", "--field", "url=%REQ(:PATH)%"];
     expect(&run_with(&[&["simulate", path(&config), "--json"], &fields[..]].concat(), &[], json).json());
+}
+
+#[test]
+fn a_format_is_read_as_it_was_copied() {
+    let config = rules(BY_ADDRESS);
+    let log = log(|(at, address, path, _)| format!("[{}] \"GET {path}\" {address}", time(*at)));
+    for format in [
+        "[%START_TIME%] \"%REQ(:METHOD)% %REQ(:PATH)%\" %DOWNSTREAM_REMOTE_ADDRESS%",
+        "[%START_TIME%] \\\"%REQ(:METHOD)% %REQ(:PATH)%\\\" %DOWNSTREAM_REMOTE_ADDRESS%\\n",
+    ] {
+        expect(&run_with(&["simulate", path(&config), "--json", "--format", format], &[], &log).json());
+    }
+}
+
+#[test]
+fn the_time_of_a_request_is_that_of_its_start_whatever_else_has_a_time() {
+    let config = rules(BY_ADDRESS);
+    let since_1970 = |at: &u64| 1_767_225_600_000 + at;
+    let logs: [fn(u64) -> Value; 4] = [
+        |ms| json!({"@timestamp": "2026-03-03T00:00:00Z", "time": "of day", "timestamp": "never", "start_time": ms}),
+        |ms| json!({"start_time": ms * 1000 + 999, "timestamp": 1}),
+        |ms| json!({"time": 7, "timestamp": ms * 1_000_000 + 999_999, "@timestamp": 8}),
+        |ms| json!({"@timestamp": ms, "time": 9}),
+    ];
+    for times in logs {
+        let log = log(|(at, address, path, _)| {
+            let mut line = times(since_1970(at));
+            line.as_object_mut().unwrap().extend([
+                ("path".to_owned(), json!("/rewritten")),
+                ("x-envoy-original-path".to_owned(), json!(path)),
+                ("client_ip".to_owned(), json!("of another")),
+                ("downstream_remote_address".to_owned(), json!(with_port(address))),
+            ]);
+            line.to_string()
+        });
+        expect(&simulate(&config, log));
+    }
 }
 
 #[test]
@@ -295,6 +336,51 @@ fn those_are_denied_whom_the_script_in_redis_denies() {
     let told = told.collect::<BTreeMap<_, _>>();
     assert!(denied.values().sum::<u64>() > 400 && denied.values().sum::<u64>() < 3600, "{denied:?}");
     assert_eq!(told, denied);
+}
+
+#[test]
+fn a_bucket_that_several_limits_charge_denies_whom_the_script_in_redis_denies() {
+    let config = r#"{"rules": [
+        {"name": "a", "namespace": "ns", "match": {"path": "/a"}, "limits": [{"capacity": 7, "refill": "13/3s"}]},
+        {"name": "b", "namespace": "ns", "match": {"path": "/b"}, "cost": 3, "limits": [{"capacity": 20, "refill": "70/11s"}]},
+        {"name": "c", "namespace": "ns", "match": {"path": "/c"}, "cost": 2, "limits": [{"capacity": 5, "refill": "1/s"}]}
+    ]}"#;
+    let rules = Config::from_json(config.as_bytes()).unwrap().rules;
+    let (_, requests) = bursts(4000);
+    let mut random = fastrand::Rng::with_seed(12);
+    let requests =
+        requests.into_iter().map(|(at, address)| (at, address, random.usize(..rules.len()))).collect::<Vec<_>>();
+    let line = |(at, address, rule): &(u64, String, usize)| {
+        let path = format!("/{}", rules[*rule].name().as_str());
+        json!({"start_time": 1_767_225_600_000 + at, "path": path, "client_ip": address}).to_string() + "\n"
+    };
+    let told = simulate(&file(config), requests.iter().map(line).collect::<String>());
+    let mut store = Store::start(Kind::Redis);
+    let mut denied = vec![BTreeMap::new(); rules.len()];
+    // When Redis would forget a bucket, were the times of the log its own.
+    let mut gone = BTreeMap::new();
+    for (at, address, rule) in &requests {
+        let key = format!("quota:{{ns:{address}}}:0");
+        if gone.get(&key).is_some_and(|gone| gone <= at) {
+            store.wire.integer(&["DEL", &key]);
+        }
+        let cost = Cost::new([1, 3, 2][*rule]).unwrap();
+        let buckets = [(key.as_str(), rules[*rule].limits()[0])];
+        let call = Call::charge(buckets.into_iter(), cost, NonZeroU32::MIN, Some(1_767_225_600_000 + at));
+        let outcome = store.wire.outcome(&call);
+        if let Outcome::Granted { standing, .. } = &outcome {
+            store.wire.integer(&["PERSIST", &key]);
+            let life = u64::try_from(standing.reset_after.as_millis()).unwrap() + 1000;
+            gone.insert(key.clone(), at + life);
+        }
+        *denied[*rule].entry(key).or_insert(0) += u64::from(!matches!(outcome, Outcome::Granted { .. }));
+    }
+    for (rule, denied) in denied.iter().enumerate() {
+        let told = told["rules"][rule]["top"].as_array().unwrap();
+        let told = told.iter().map(|top| (top["key"].as_str().unwrap().to_owned(), top["denied"].as_u64().unwrap()));
+        assert!(denied.values().sum::<u64>() > 100, "{rule}: {denied:?}");
+        assert_eq!(told.collect::<BTreeMap<_, _>>(), *denied, "{rule}");
+    }
 }
 
 #[test]

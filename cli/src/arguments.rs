@@ -53,11 +53,22 @@ pub enum Command {
     },
 }
 
+/// A configuration.
+#[derive(Args, Debug)]
+pub struct Source {
+    /// A file with a configuration, as for check
+    pub file: PathBuf,
+    /// Which one, of a file with several: the number, from 1, or a part of the place that check names
+    #[arg(long, value_name = "CONFIGURATION")]
+    pub which: Option<String>,
+}
+
 /// A request to explain.
 #[derive(Args, Debug)]
 pub struct Request {
-    /// A file with one configuration, as for check
-    pub file: PathBuf,
+    /// The configuration.
+    #[command(flatten)]
+    pub source: Source,
     /// Its method
     #[arg(long, default_value = "GET")]
     pub method: String,
@@ -78,19 +89,21 @@ pub struct Request {
 /// Rules to try on logs.
 #[derive(Args, Debug)]
 pub struct Simulation {
-    /// A file with one configuration, as for check
-    pub file: PathBuf,
+    /// The configuration.
+    #[command(flatten)]
+    pub source: Source,
     /// Access logs, one or more for each proxy: JSON, or lines of text; packed by gzip or not; `-` reads standard input
     #[arg(value_name = "LOG", default_value = "-")]
     pub logs: Vec<PathBuf>,
-    /// Envoy's format string of a log of text; else it has Envoy's default format, or Istio's
+    /// Envoy's format string of a log of text, as it is or as JSON and YAML escape it; else it has Envoy's default format, or
+    /// Istio's
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// What a name in a log of JSON means, as 'ip=%DOWNSTREAM_REMOTE_ADDRESS%'; may be repeated. The usual names are known, and
     /// others are taken for those of headers
     #[arg(long = "field", value_name = "NAME=%OPERATOR%", value_parser = field)]
     pub fields: Vec<(String, String)>,
-    /// How many callers to tell of for each rule
+    /// How many callers to tell of for each rule, and of how many limits where overrides have others
     #[arg(long, value_name = "COUNT", default_value_t = 10)]
     pub top: usize,
 }
@@ -127,8 +140,9 @@ pub struct Caller {
     /// The password
     #[arg(long, env = "MESHQUOTA_REDIS_PASSWORD", hide = true, hide_env_values = true)]
     pub password: Option<String>,
-    /// A file with one configuration, as for check
-    pub file: PathBuf,
+    /// The configuration.
+    #[command(flatten)]
+    pub source: Source,
     /// The rule's name
     pub rule: String,
     /// The values of the rule's key, one for each of its parts

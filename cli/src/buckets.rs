@@ -19,7 +19,7 @@ use crate::{Answer, document};
 
 /// Shows what is left in each bucket, when a token is there and when it is full. Nothing is taken.
 pub fn inspect(caller: &Caller) -> Result<Answer, String> {
-    let config = document::read_one(&caller.file)?;
+    let config = document::read_one(&caller.source)?;
     let Some(buckets) = buckets(&config, caller)? else { return Ok(unlimited(caller)) };
     let mut server = Server::connect(caller)?;
     let (mut yes, mut text, mut told) = (true, String::new(), Vec::new());
@@ -60,7 +60,7 @@ pub fn inspect(caller: &Caller) -> Result<Answer, String> {
 
 /// Removes the buckets: no bucket is a full one. Workers that know of a denial believe it for `deny_cache.max_age` at most.
 pub fn reset(caller: &Caller) -> Result<Answer, String> {
-    let config = document::read_one(&caller.file)?;
+    let config = document::read_one(&caller.source)?;
     let Some(buckets) = buckets(&config, caller)? else { return Ok(unlimited(caller)) };
     let mut server = Server::connect(caller)?;
     let (mut removed, mut text) = (Vec::new(), String::new());

@@ -9,6 +9,8 @@ use meshquota::config::Config;
 use serde_json::Value;
 use serde_yaml_ng::Deserializer;
 
+use crate::arguments::Source;
+
 /// What the filter's configuration is called inside such files: the root_id, or the name of a plugin.
 const NAME: &str = "meshquota";
 
@@ -33,12 +35,33 @@ pub fn read(file: &Path) -> Result<Vec<Found>, String> {
     find(&name, &text.map_err(|error| format!("{name}: {error}"))?)
 }
 
-/// Reads a file with one configuration that is right.
-pub fn read_one(file: &Path) -> Result<Config, String> {
-    let mut found = read(file)?;
-    match (found.pop(), found.len()) {
-        (Some(one), 0) => Config::from_json(one.text.as_bytes()).map_err(|errors| format!("{}: {errors}", one.place)),
-        (_, others) => Err(format!("{}: it has {} configurations; give a file with one", file.display(), others + 1)),
+/// Reads the one configuration that is meant, which is right.
+pub fn read_one(source: &Source) -> Result<Config, String> {
+    let found = read(&source.file)?;
+    let one = choose(&found, source.which.as_deref()).map_err(|what| format!("{}: {what}", source.file.display()))?;
+    Config::from_json(one.text.as_bytes()).map_err(|errors| format!("{}: {errors}", one.place))
+}
+
+/// The configuration that is meant. Where it is there several times, each is as good.
+fn choose<'a>(found: &'a [Found], which: Option<&str>) -> Result<&'a Found, String> {
+    let number = which.and_then(|which| which.parse::<usize>().ok());
+    let meant = (1..).zip(found).filter(|(place, one)| match (number, which) {
+        (Some(number), _) => *place == number,
+        (None, Some(part)) => one.place.contains(part),
+        (None, None) => true,
+    });
+    let meant = meant.map(|(_, one)| one).collect::<Vec<_>>();
+    match meant.as_slice() {
+        [one, others @ ..] if others.iter().all(|other| other.text == one.text) => Ok(one),
+        several => {
+            let (count, what) = match (several, which) {
+                ([], Some(which)) => (found.len(), format!("none of them is {which:?}")),
+                (several, Some(which)) => (found.len(), format!("{} of them are {which:?}", several.len())),
+                (several, None) => (several.len(), "say which by --which".to_owned()),
+            };
+            let places = (1..).zip(found).map(|(place, one)| format!("\n  {place}: {}", one.place)).collect::<String>();
+            Err(format!("it has {count} configurations, and {what}:{places}"))
+        }
     }
 }
 

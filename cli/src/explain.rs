@@ -35,7 +35,7 @@ impl Facts for Request {
 
 /// What the rules of the file make of the request.
 pub fn explain(request: &Request) -> Result<Answer, String> {
-    let config = document::read_one(&request.file)?;
+    let config = document::read_one(&request.source)?;
     let met = rule::apply(&config, request);
     let (mut text, mut rules) = (String::new(), Vec::new());
     for (place, rule) in config.rules.iter().enumerate() {

@@ -2,27 +2,30 @@
 //!
 //! The requests are taken at the times of the log and decided by the code of the filter; nothing is asked of Redis.
 
-mod callers;
+mod buckets;
+mod demand;
 mod entry;
 mod format;
 mod logs;
 mod report;
+mod sizes;
+mod tally;
 
 use meshquota::rule;
 
 use crate::arguments::Simulation;
 use crate::{Answer, document};
-use callers::{MOST_CALLERS, Tally};
 use entry::{Asked, Missing};
 use format::Format;
 use logs::Logs;
+use tally::{MOST_CALLERS, Tally};
 
 /// Runs the rules over the logs.
 pub fn simulate(simulation: &Simulation) -> Result<Answer, String> {
-    let config = document::read_one(&simulation.file)?;
+    let config = document::read_one(&simulation.source)?;
     let format = Format::new(simulation.format.as_deref(), &simulation.fields)?;
     let mut logs = Logs::open(&simulation.logs, format)?;
-    let mut tally = Tally::new(config.rules.len(), MOST_CALLERS, simulation.top)?;
+    let mut tally = Tally::new(config.rules.len(), MOST_CALLERS, simulation.top);
     let missing = Missing::default();
     while let Some(entry) = logs.next()? {
         tally.request(entry.at_ms, &rule::apply(&config, &Asked { entry: &entry, missing: &missing }));
@@ -35,5 +38,5 @@ pub fn simulate(simulation: &Simulation) -> Result<Answer, String> {
         });
     }
     tally.finish();
-    Ok(report::report(&config, &tally, &logs.faults, &missing.names()))
+    Ok(report::report(&config, &tally, simulation.top, &logs.faults, &missing.names()))
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::entry::{Entry, Field};
+use super::entry::{Entry, Field, Says};
 
 /// The formats of text that are tried where none is given: Envoy's own, and Istio's.
 const KNOWN: [&str; 2] = [
@@ -28,9 +28,9 @@ const MOST_NAMES: usize = 10_000;
 impl Field {
     /// What a command operator says, without its percent signs: its name, and its arguments in parentheses.
     fn of_operator(name: &str, arguments: &str) -> Self {
-        let property = |path: &str| Self::Property(path.into());
-        match name {
-            "START_TIME" => Self::Time,
+        let property = |path: &str| Says::Property(path.into());
+        Self::named(match name {
+            "START_TIME" => Says::Time,
             "REQ" | "REQUEST_HEADER" => {
                 // `A?B` is B where there is no A. What a rule sees is the path before it was rewritten.
                 let name = match arguments.split_once('?') {
@@ -38,7 +38,7 @@ impl Field {
                     Some((first, _)) => first,
                     None => arguments,
                 };
-                Self::Header(name.to_ascii_lowercase().into())
+                Says::Header(name.to_ascii_lowercase().into())
             }
             "DOWNSTREAM_REMOTE_ADDRESS" | "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT" => property("source.address"),
             "DOWNSTREAM_LOCAL_ADDRESS" => property("destination.address"),
@@ -48,28 +48,40 @@ impl Field {
             "PROTOCOL" => property("request.protocol"),
             "ROUTE_NAME" => property("xds.route_name"),
             "UPSTREAM_CLUSTER" | "UPSTREAM_CLUSTER_RAW" => property("xds.cluster_name"),
-            _ => Self::Other,
-        }
+            _ => Says::Nothing,
+        })
     }
 
     /// What is meant by a name in a log in JSON. Names are free there; these are the usual ones, and any other is taken for
     /// that of a header.
     fn of_name(name: &str) -> Self {
         let name = name.to_ascii_lowercase().replace('_', "-");
-        let header = |name: &str| Self::Header(name.into());
+        let header = |name: &str, rank| Self::guessed(Says::Header(name.into()), rank);
+        let property = |path: &str, rank| Self::guessed(Says::Property(path.into()), rank);
+        // A log may have several names of one thing, as its own time beside that at which a collector found it. What a rule
+        // sees is the path before it was rewritten.
         match name.as_str() {
-            "start-time" | "timestamp" | "@timestamp" | "time" => Self::Time,
-            "method" | "request-method" => header(":method"),
-            "path" | "x-envoy-origin-path" | "x-envoy-original-path" | "request-path" => header(":path"),
-            "authority" | "host" | "request-authority" => header(":authority"),
-            "request-id" => header("x-request-id"),
-            "downstream-remote-address" | "client-ip" | "remote-address" => Self::Property("source.address".into()),
-            "downstream-peer-uri-san" => Self::Property("connection.uri_san_peer_certificate".into()),
-            "requested-server-name" => Self::Property("connection.requested_server_name".into()),
-            "route-name" => Self::Property("xds.route_name".into()),
-            "upstream-cluster" => Self::Property("xds.cluster_name".into()),
-            "protocol" => Self::Property("request.protocol".into()),
-            other => header(other),
+            "start-time" => Self::guessed(Says::Time, 1),
+            "timestamp" => Self::guessed(Says::Time, 2),
+            "@timestamp" | "time" => Self::guessed(Says::Time, 3),
+            "method" => header(":method", 1),
+            "request-method" => header(":method", 2),
+            "x-envoy-origin-path" | "x-envoy-original-path" => header(":path", 1),
+            "path" => header(":path", 2),
+            "request-path" => header(":path", 3),
+            "authority" => header(":authority", 1),
+            "request-authority" => header(":authority", 2),
+            "host" => header(":authority", 3),
+            "request-id" => header("x-request-id", 2),
+            "downstream-remote-address" => property("source.address", 1),
+            "client-ip" => property("source.address", 2),
+            "remote-address" => property("source.address", 3),
+            "downstream-peer-uri-san" => property("connection.uri_san_peer_certificate", 1),
+            "requested-server-name" => property("connection.requested_server_name", 1),
+            "route-name" => property("xds.route_name", 1),
+            "upstream-cluster" => property("xds.cluster_name", 1),
+            "protocol" => property("request.protocol", 1),
+            other => header(other, 1),
         }
     }
 }
@@ -101,6 +113,8 @@ struct Line {
 impl Line {
     fn new(format: &str) -> Result<Self, String> {
         let (mut start, mut fields) = (String::new(), Vec::<(Field, String)>::new());
+        // Where it was copied out of JSON or YAML, what is written there with a backslash is what it stands for.
+        let format = format.replace("\\n", "\n").replace("\\\"", "\"");
         let mut rest = format.trim_end_matches(['\n', '\r']);
         let mut literal = |fields: &mut Vec<(Field, String)>, text: &str| match fields.last_mut() {
             Some((_, after)) => after.push_str(text),
@@ -122,7 +136,7 @@ impl Line {
             rest = after;
         }
         literal(&mut fields, rest);
-        if !fields.iter().any(|(field, _)| *field == Field::Time) {
+        if !fields.iter().any(|(field, _)| field.says == Says::Time) {
             return Err("it has no %START_TIME%, without which nothing can be told".to_owned());
         }
         Ok(Self { start, fields })
@@ -139,9 +153,7 @@ impl Line {
             if after.starts_with(' ') && value.contains(' ') {
                 return None;
             }
-            if let Err(what) = entry.add(field, value) {
-                return Some(Err(what));
-            }
+            entry.add(field, value);
             rest = rest.get(end + after.len()..)?;
         }
         rest.is_empty().then(|| entry.complete())
@@ -167,7 +179,7 @@ impl Format {
             None => KNOWN.into_iter().map(Line::new).collect::<Result<_, _>>()?,
         };
         let named = |(name, text): &(String, String)| match text.strip_prefix('%').and_then(operator) {
-            Some((field, "")) if field != Field::Other => Ok((name.clone(), field)),
+            Some((field, "")) if field.says != Says::Nothing => Ok((name.clone(), field)),
             Some((_, "")) => Err(format!("--field {name}: {text} says nothing that a rule asks for")),
             _ => Err(format!("--field {name}: expected a command operator of Envoy's, such as %START_TIME%")),
         };
@@ -181,11 +193,10 @@ impl Format {
     pub fn read(&mut self, line: &str) -> Result<Entry, String> {
         if line.trim_start().starts_with('{') {
             let mut entry = Entry::of_line(line.len());
-            let mut fault = None;
-            let object = Object { names: &mut self.names, entry: &mut entry, fault: &mut fault };
+            let object = Object { names: &mut self.names, entry: &mut entry };
             let mut json = serde_json::Deserializer::from_str(line);
             object.deserialize(&mut json).map_err(|error| format!("no JSON: {error}"))?;
-            return fault.map_or_else(|| entry.complete(), Err);
+            return entry.complete();
         }
         let found = self.lines.iter().enumerate().find_map(|(place, format)| Some((place, format.read(line)?)));
         let (place, entry) = found.ok_or("it is neither JSON nor of the format of the log")?;
@@ -199,7 +210,6 @@ impl Format {
 struct Object<'a> {
     names: &'a mut HashMap<String, Field>,
     entry: &'a mut Entry,
-    fault: &'a mut Option<String>,
 }
 
 impl<'de> DeserializeSeed<'de> for Object<'_> {
@@ -219,10 +229,7 @@ impl<'de> Visitor<'de> for Object<'_> {
 
     fn visit_map<M: MapAccess<'de>>(self, mut fields: M) -> Result<(), M::Error> {
         while let Some(field) = fields.next_key_seed(Name(self.names))? {
-            fields.next_value_seed(Scalar {
-                field,
-                object: Object { names: self.names, entry: self.entry, fault: self.fault },
-            })?;
+            fields.next_value_seed(Scalar { field, object: Object { names: self.names, entry: self.entry } })?;
         }
         Ok(())
     }
@@ -266,9 +273,7 @@ struct Scalar<'a> {
 
 impl Scalar<'_> {
     fn add<E>(self, value: &str) -> Result<(), E> {
-        if let Err(what) = self.object.entry.add(&self.field, value) {
-            self.object.fault.get_or_insert(what);
-        }
+        self.object.entry.add(&self.field, value);
         Ok(())
     }
 }

@@ -14,8 +14,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::entry::Entry;
 use super::format::Format;
 
-/// So many requests are held back.
+/// So many requests are held back, where they are not too large for memory.
 const HELD_BACK: usize = 1 << 15;
+
+/// The memory that they may take, in bytes: for lines of two kilobytes, of which little can be left out.
+const MOST_MEMORY: usize = 1 << 26;
 
 /// The longest line that is read, in bytes.
 const LONGEST_LINE: u64 = 1 << 20;
@@ -48,6 +51,7 @@ pub struct Logs {
     logs: Vec<Log>,
     /// The requests that are held back, by their times and in the order in which they were read.
     held: BTreeMap<(u64, u64), Entry>,
+    held_bytes: usize,
     read: u64,
     /// What was not understood so far.
     pub faults: Faults,
@@ -70,7 +74,8 @@ impl Logs {
             ),
         };
         let logs = files.iter().map(|file| Log::open(file, &progress)).collect::<Result<_, _>>()?;
-        let mut logs = Self { format, logs, held: BTreeMap::new(), read: 0, faults: Faults::default(), progress };
+        let mut logs =
+            Self { format, logs, held: BTreeMap::new(), held_bytes: 0, read: 0, faults: Faults::default(), progress };
         for place in 0..logs.logs.len() {
             logs.advance(place)?;
         }
@@ -79,17 +84,19 @@ impl Logs {
 
     /// The next request.
     pub fn next(&mut self) -> Result<Option<Entry>, String> {
-        while self.held.len() < HELD_BACK {
+        while self.held.len() < HELD_BACK && self.held_bytes < MOST_MEMORY {
             let next = |log: &Log| log.next.as_ref().map(|entry| entry.at_ms);
             let earliest = self.logs.iter().enumerate().filter_map(|(place, log)| Some((next(log)?, place))).min();
             let Some((_, place)) = earliest else { break };
             if let Some(entry) = self.logs.get_mut(place).and_then(|log| log.next.take()) {
                 self.read += 1;
+                self.held_bytes += entry.size();
                 self.held.insert((entry.at_ms, self.read), entry);
             }
             self.advance(place)?;
         }
         let next = self.held.pop_first().map(|(_, entry)| entry);
+        self.held_bytes -= next.as_ref().map_or(0, Entry::size);
         if next.is_none() {
             self.progress.finish_and_clear();
         }

@@ -7,19 +7,21 @@ use jiff::Timestamp;
 use meshquota::config::Config;
 use serde_json::{Map, Value, json};
 
-use super::callers::{Group, RuleTally, Sizes, Tally, Top, WINDOWS_MS};
+use super::demand::WINDOWS_MS;
 use super::logs::Faults;
+use super::sizes::Sizes;
+use super::tally::{Group, MOST_CALLERS, RuleTally, Tally, Top};
 use crate::Answer;
 use crate::explain::{in_words, refill};
 
-/// The shares for which a limit is told.
-const SHARES: [(f64, &str); 3] = [(0.99, "99%"), (0.999, "99.9%"), (1.0, "all")];
+/// The shares for which a limit is told, in thousandths.
+const SHARES: [(u64, &str); 3] = [(990, "99%"), (999, "99.9%"), (1000, "all")];
 
 /// What the windows are called.
 const WINDOWS: [&str; WINDOWS_MS.len()] = ["second", "minute", "hour"];
 
-/// The report. The answer is no where a request would have been denied.
-pub fn report(config: &Config, tally: &Tally, faults: &Faults, missing: &[String]) -> Answer {
+/// The report, which tells people of so many limits of each rule. The answer is no where a request would have been denied.
+pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missing: &[String]) -> Answer {
     let names = config.rules.iter().map(|rule| rule.name().as_str());
     let rules = names.clone().zip(&tally.rules).map(|(name, rule)| rule_as_json(name, rule)).collect::<Vec<_>>();
     let (first, last) = tally.span.unwrap_or_default();
@@ -39,7 +41,7 @@ pub fn report(config: &Config, tally: &Tally, faults: &Faults, missing: &[String
     let mut text = summary(tally, faults, missing);
     for (name, rule) in names.zip(&tally.rules) {
         text.push('\n');
-        tell_rule(&mut text, name, rule);
+        tell_rule(&mut text, name, rule, top);
     }
     Answer { yes: tally.denied == 0, text, json }
 }
@@ -50,12 +52,13 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     let mut text = format!("{} requests from {} to {} ({took})\n", tally.requests, time(first), time(last));
     let _ = writeln!(text, "{} denied ({})", tally.denied, share(tally.denied, tally.requests));
     // Told where there is any.
+    let forgotten = format!("callers forgotten, beyond {MOST_CALLERS}; one that came back was taken for somebody new");
     let unusual: [(u64, &str, &[String]); 5] = [
         (tally.watched, "more that a rule would have denied, had it not only watched", &[]),
         (tally.unmet, "to which no rule applied", &[]),
         (faults.count, "lines not understood:", &faults.first),
         (tally.late, "that came out of order by very much; each counts at the time of the one before", &[]),
-        (tally.forgotten, "times a caller was forgotten, since there were too many: it came back as somebody new", &[]),
+        (tally.forgotten, &forgotten, &[]),
     ];
     for (count, what, places) in unusual.into_iter().filter(|(count, ..)| *count > 0) {
         let _ = writeln!(text, "{count} {what}");
@@ -69,9 +72,8 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     text
 }
 
-fn tell_rule(text: &mut String, name: &str, rule: &RuleTally) {
-    let callers = rule.groups.iter().map(|group| group.callers).sum::<u64>();
-    let _ = write!(text, "{name}: {} requests of {callers} callers, ", rule.asked);
+fn tell_rule(text: &mut String, name: &str, rule: &RuleTally, top: usize) {
+    let _ = write!(text, "{name}: {} of {}, ", count(rule.asked, "request"), count(rule.callers, "caller"));
     let _ = write!(text, "{} denied ({})", rule.denied, share(rule.denied, rule.asked));
     if rule.never > 0 {
         let _ = write!(text, ", {} of them since they cost more than a bucket can hold", rule.never);
@@ -80,8 +82,13 @@ fn tell_rule(text: &mut String, name: &str, rule: &RuleTally) {
         let _ = write!(text, "; {} not counted, since a part of the key was missing", rule.skipped);
     }
     text.push('\n');
-    for group in &rule.groups {
-        tell_group(text, group);
+    let mut groups = rule.groups.iter().collect::<Vec<_>>();
+    if groups.len() > top {
+        groups.sort_by_key(|group| std::cmp::Reverse((group.denied, group.callers)));
+    }
+    groups.iter().take(top).for_each(|group| tell_group(text, group));
+    if let Some(others) = groups.len().checked_sub(top).filter(|others| *others > 0) {
+        let _ = writeln!(text, "  {others} more with limits of their own, whose callers were denied less; see --json");
     }
     if !rule.top.is_empty() {
         let width = rule.top.iter().map(|top| top.key.len()).max().unwrap_or(0);
@@ -99,19 +106,23 @@ fn tell_rule(text: &mut String, name: &str, rule: &RuleTally) {
 }
 
 fn tell_group(text: &mut String, group: &Group) {
-    let Group { limits, callers, denied, needed, peaks, most } = group;
+    let Group { limits, callers, denied, mixed, needed, peaks, most } = group;
     for (limit, (needed, peaks)) in limits.iter().zip(needed.iter().zip(peaks)) {
-        let _ = writeln!(text, "  {}: {callers} callers, {denied} of them denied", in_words(limit));
+        let _ = writeln!(text, "  {}: {}, {denied} of them denied", in_words(limit), count(*callers, "caller"));
+        if *mixed > 0 {
+            let _ =
+                writeln!(text, "    {mixed} of them with buckets that other limits charge too: no capacity is exact");
+        }
         row(text, "a capacity that at this refill", SHARES.map(|(_, share)| share));
-        row(text, "  passes so many of the requests", SHARES.map(|(share, _)| at(needed, share)));
-        row(text, "  denies nothing to so many callers", SHARES.map(|(share, _)| at(peaks, share)));
+        row(text, "  passes so many of the requests", SHARES.map(|(share, _)| needed.at(share)));
+        row(text, "  denies nothing to so many callers", SHARES.map(|(share, _)| peaks.at(share)));
     }
     row(text, "tokens that so many callers want at most", SHARES.map(|(_, share)| share));
     for (window, sizes) in WINDOWS.iter().zip(most) {
         row(
             text,
             &format!("  in {} {window}", if *window == "hour" { "an" } else { "a" }),
-            SHARES.map(|(share, _)| at(sizes, share)),
+            SHARES.map(|(share, _)| sizes.at(share)),
         );
     }
 }
@@ -122,7 +133,7 @@ fn row<T: Display>(text: &mut String, what: &str, [first, second, third]: [T; SH
 
 fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
     let quantiles = |sizes: &Sizes| {
-        let told = SHARES.iter().map(|(share, name)| ((*name).to_owned(), json!(at(sizes, *share))));
+        let told = SHARES.iter().map(|(share, name)| ((*name).to_owned(), json!(sizes.at(*share))));
         Value::Object(told.collect())
     };
     let groups = rule.groups.iter().map(|group| {
@@ -135,6 +146,7 @@ fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
         json!({
             "callers": group.callers,
             "callers_denied": group.denied,
+            "callers_charged_by_other_limits_too": group.mixed,
             "limits": limits.collect::<Vec<_>>(),
             "most_in_a": most.collect::<Map<_, _>>(),
         })
@@ -152,6 +164,7 @@ fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
     json!({
         "rule": name,
         "requests": rule.asked,
+        "callers": rule.callers,
         "denied": rule.denied,
         "never": rule.never,
         "skipped": rule.skipped,
@@ -160,14 +173,13 @@ fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
     })
 }
 
-/// The size that so large a share does not exceed.
-fn at(sizes: &Sizes, quantile: f64) -> u64 {
-    sizes.value_at_quantile(quantile)
-}
-
 fn time(ms: u64) -> String {
     let time = i64::try_from(ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
     time.map_or_else(|| format!("{ms} ms"), |time| time.to_string())
+}
+
+fn count(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 fn share(part: u64, whole: u64) -> String {

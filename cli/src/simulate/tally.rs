@@ -8,25 +8,20 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
-use hdrhistogram::Histogram;
 use lru::LruCache;
-use meshquota::bucket::Measure;
 use meshquota::decision::{Answer, decide, rule_outcome};
-use meshquota::exchange::Failure;
-use meshquota::quota::{Limit, MAX_UNITS};
+use meshquota::quota::Limit;
 use meshquota::rule::{Application, Charge};
 use meshquota::script::Outcome;
 use meshquota::stats::RuleOutcome;
 
-/// The most callers and the most buckets that are remembered. Beyond, those that came least lately are forgotten: they
-/// come as somebody new, whose bucket is full.
+use super::buckets::Buckets;
+use super::demand::{Demand, WINDOWS_MS};
+use super::sizes::Sizes;
+
+/// The most callers that are remembered. Beyond, those that came least lately are forgotten: one that comes back counts as
+/// somebody new, whose bucket is full.
 pub const MOST_CALLERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add((1 << 19) - 1);
-
-/// The times over which demand is counted, by the clock: a second, a minute, an hour.
-pub const WINDOWS_MS: [u64; 3] = [1000, 60_000, 3_600_000];
-
-/// How many values there were of each size: one token up to all that can be counted, by steps of a thousandth.
-pub type Sizes = Histogram<u64>;
 
 /// What there is to say of all requests.
 #[derive(Debug)]
@@ -43,15 +38,14 @@ pub struct Tally {
     pub span: Option<(u64, u64)>,
     /// How many came out of order, and counted at the time of the one before.
     pub late: u64,
-    /// How often a caller or a bucket was forgotten.
+    /// How many callers were forgotten.
     pub forgotten: u64,
     /// Each rule, in the order of the configuration.
     pub rules: Vec<RuleTally>,
-    buckets: LruCache<(Rc<str>, Rc<[Limit]>), Bucket>,
-    callers: LruCache<(usize, usize, Rc<str>), Caller>,
+    /// By the first key of their buckets, which rules that share a namespace have in common.
+    callers: LruCache<Rc<str>, Caller>,
     /// How many callers of each rule are told.
     top: usize,
-    no_sizes: Sizes,
 }
 
 /// What there is to say of one rule.
@@ -65,6 +59,8 @@ pub struct RuleTally {
     pub never: u64,
     /// How many it did not count, since a part of its key was missing.
     pub skipped: u64,
+    /// How many callers it charged.
+    pub callers: u64,
     /// Its limits, and those of its overrides that applied.
     pub groups: Vec<Group>,
     /// Those who were denied most often, or asked most: as many as are wanted.
@@ -81,6 +77,8 @@ pub struct Group {
     pub callers: u64,
     /// How many of them were ever denied.
     pub denied: u64,
+    /// How many of them had buckets that were charged by other limits as well.
+    pub mixed: u64,
     /// For each limit: the tokens that had to be there for each request, had none before been denied.
     pub needed: Vec<Sizes>,
     /// For each limit: the capacity that would have denied a caller nothing.
@@ -100,58 +98,31 @@ pub struct Top {
     pub denied: u64,
     /// For each limit: the capacity that would have denied it nothing.
     pub peaks: Vec<u64>,
-    /// For each window: the most tokens that it asked for in one.
+    /// For each window: the most tokens that were asked of its bucket in one.
     pub most: [u64; WINDOWS_MS.len()],
 }
 
-#[derive(Debug)]
-struct Bucket {
-    levels: Vec<u128>,
-    at_ms: u64,
-}
-
+/// Whoever has one key, as the rules of its namespace see it.
 #[derive(Debug)]
 struct Caller {
+    buckets: Buckets,
+    demand: Demand,
+    /// What each rule made of it by each limits, most often one.
+    counts: Vec<Count>,
+}
+
+#[derive(Debug)]
+struct Count {
+    rule: usize,
+    group: usize,
     asked: u64,
     denied: u64,
-    at_ms: u64,
-    /// For each limit, in units: what was asked for and has not been refilled yet, and the most that it ever was.
-    demand: Vec<(u128, u128)>,
-    windows: [Window; WINDOWS_MS.len()],
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    number: u64,
-    tokens: u64,
-    most: u64,
-}
-
-impl Window {
-    /// Counts tokens at a time.
-    fn add(&mut self, number: u64, tokens: u64) {
-        let before = if self.number == number { self.tokens } else { 0 };
-        (self.number, self.tokens) = (number, before.saturating_add(tokens));
-        self.most = self.most.max(self.tokens);
-    }
-}
-
-/// Units as whole tokens, rounded up.
-fn tokens(units: u128, limit: &Limit) -> u64 {
-    u64::try_from(units.div_ceil(u128::from(limit.refill().period_ms()).max(1))).unwrap_or(MAX_UNITS).min(MAX_UNITS)
-}
-
-/// Adds a value, of which zero is the least that there is.
-fn add(sizes: &mut Sizes, value: u64) {
-    // Every value up to the largest has a place: the histogram grows.
-    let _ = sizes.record(value.max(1));
 }
 
 impl Tally {
-    /// Nothing so far, of so many rules. That many callers and buckets are remembered, and for each rule so many callers
-    /// told at the end.
-    pub fn new(rules: usize, most: NonZeroUsize, top: usize) -> Result<Self, String> {
-        Ok(Self {
+    /// Nothing so far, of so many rules. That many callers are remembered, and for each rule so many told at the end.
+    pub fn new(rules: usize, most: NonZeroUsize, top: usize) -> Self {
+        Self {
             requests: 0,
             unmet: 0,
             denied: 0,
@@ -160,11 +131,9 @@ impl Tally {
             late: 0,
             forgotten: 0,
             rules: (0..rules).map(|_| RuleTally::default()).collect(),
-            buckets: LruCache::new(most),
             callers: LruCache::new(most),
             top,
-            no_sizes: Histogram::new(3).map_err(|error| error.to_string())?,
-        })
+        }
     }
 
     /// Decides a request that began then, and to which these rules apply.
@@ -177,7 +146,10 @@ impl Tally {
         let mut charges = Vec::new();
         for application in met {
             match application {
-                Application::Charge(charge) => charges.push((charge, self.charge(now_ms, charge))),
+                Application::Charge(charge) => {
+                    let said = self.caller(now_ms, charge).map(|caller| caller.buckets.charge(now_ms, charge));
+                    charges.extend(said.map(|said| (charge, Ok(said))));
+                }
                 Application::Skipped { rule } => {
                     if let Some(rule) = self.rules.get_mut(*rule) {
                         rule.skipped += 1;
@@ -209,26 +181,23 @@ impl Tally {
         self.denied += 1;
         for (charge, said) in &charges {
             if let Ok(Outcome::Granted { .. }) = said {
-                let bucket = self.buckets.get_mut(&(Rc::clone(charge.first_key()), charge.shared_limits()));
-                bucket.into_iter().for_each(|bucket| Measure::new(charge, 1).give_back(&mut bucket.levels));
+                let caller = self.callers.get_mut(charge.first_key());
+                caller.into_iter().for_each(|caller| caller.buckets.give_back(now_ms, charge));
             }
         }
     }
 
-    /// Takes a charge from its bucket.
-    fn charge(&mut self, now_ms: u64, charge: &Charge) -> Result<Outcome, Failure> {
-        let measure = Measure::new(charge, 1);
-        let key = (Rc::clone(charge.first_key()), charge.shared_limits());
-        if !self.buckets.contains(&key) {
-            let full = Bucket { levels: measure.all_full(), at_ms: now_ms };
-            self.forgotten += u64::from(self.buckets.push(key.clone(), full).is_some());
+    /// Whom a charge is for. One who is not known yet may take the place of another.
+    fn caller(&mut self, now_ms: u64, charge: &Charge) -> Option<&mut Caller> {
+        let key = charge.first_key();
+        if !self.callers.contains(key) {
+            let new = Caller { buckets: Buckets::default(), demand: Demand::new(now_ms), counts: Vec::new() };
+            if let Some((key, caller)) = self.callers.push(Rc::clone(key), new) {
+                self.forgotten += 1;
+                self.settle(&key, &caller);
+            }
         }
-        let Some(bucket) = self.buckets.get_mut(&key) else {
-            return Err(Failure::Overload);
-        };
-        measure.refill(&mut bucket.levels, now_ms.saturating_sub(bucket.at_ms).into());
-        bucket.at_ms = now_ms;
-        Ok(measure.charge(&mut bucket.levels))
+        self.callers.get_mut(key)
     }
 
     /// Counts what was said to a charge, and what its caller wants.
@@ -237,53 +206,40 @@ impl Tally {
         rule.asked += 1;
         rule.denied += u64::from(denied);
         rule.never += u64::from(never);
-        let place = rule.group(charge, &self.no_sizes);
-        let key = (charge.rule, place, Rc::clone(charge.first_key()));
-        if !self.callers.contains(&key) {
-            let demand = vec![(0, 0); charge.limits().len()];
-            let new = Caller { asked: 0, denied: 0, at_ms: now_ms, demand, windows: Default::default() };
-            if let Some((key, caller)) = self.callers.push(key.clone(), new) {
-                self.forgotten += 1;
-                self.settle(&key, &caller);
-            }
-        }
+        let place = rule.group(charge);
+        let Some(caller) = self.caller(now_ms, charge) else { return };
+        caller.demand.add(now_ms, charge);
+        caller.count(charge.rule, place, denied);
+        let needed = caller.demand.now(charge.limits()).collect::<Vec<_>>();
         let group = self.rules.get_mut(charge.rule).and_then(|rule| rule.groups.get_mut(place));
-        let (Some(caller), Some(group)) = (self.callers.get_mut(&key), group) else { return };
-        caller.asked += 1;
-        caller.denied += u64::from(denied);
-        let (cost, ms) = (charge.cost.get(), u128::from(now_ms.saturating_sub(caller.at_ms)));
-        caller.at_ms = now_ms;
-        for (window, length_ms) in caller.windows.iter_mut().zip(WINDOWS_MS) {
-            window.add(now_ms / length_ms, cost);
-        }
-        for ((wanted, most), (limit, needed)) in
-            caller.demand.iter_mut().zip(charge.limits().iter().zip(&mut group.needed))
-        {
-            let came = u128::from(limit.refill().tokens()).saturating_mul(ms);
-            let cost = u128::from(limit.refill().period_ms()).saturating_mul(cost.into());
-            *wanted = wanted.saturating_sub(came).saturating_add(cost);
-            *most = (*most).max(*wanted);
-            add(needed, tokens(*wanted, limit));
-        }
+        group.into_iter().flat_map(|group| &mut group.needed).zip(needed).for_each(|(sizes, tokens)| sizes.add(tokens));
     }
 
     /// Adds a caller, of whom no more comes, to those of its kind.
-    fn settle(&mut self, (rule, place, key): &(usize, usize, Rc<str>), caller: &Caller) {
-        let Some(rule) = self.rules.get_mut(*rule) else { return };
-        let Some(group) = rule.groups.get_mut(*place) else { return };
-        let peaks = caller.demand.iter().zip(group.limits.iter()).map(|((_, most), limit)| tokens(*most, limit));
-        let peaks = peaks.collect::<Vec<_>>();
-        let most = caller.windows.map(|window| window.most);
-        group.callers += 1;
-        group.denied += u64::from(caller.denied > 0);
-        group.peaks.iter_mut().zip(&peaks).for_each(|(sizes, peak)| add(sizes, *peak));
-        group.most.iter_mut().zip(most).for_each(|(sizes, most)| add(sizes, most));
-        let top = Top { key: Rc::clone(key), asked: caller.asked, denied: caller.denied, peaks, most };
-        let order = |top: &Top| (std::cmp::Reverse((top.denied, top.asked)), Rc::clone(&top.key));
-        let at = rule.top.partition_point(|other| order(other) < order(&top));
-        if at < self.top {
-            rule.top.insert(at, top);
-            rule.top.truncate(self.top);
+    fn settle(&mut self, key: &Rc<str>, caller: &Caller) {
+        for (place, first) in caller.counts.iter().enumerate() {
+            let counts = caller.counts.iter().filter(|count| count.rule == first.rule);
+            // Told once for each rule, however many limits of it there were.
+            if caller.counts.iter().take(place).any(|count| count.rule == first.rule) {
+                continue;
+            }
+            let Some(rule) = self.rules.get_mut(first.rule) else { continue };
+            rule.callers += 1;
+            counts.clone().for_each(|count| rule.settle(count, &caller.demand));
+            let limits = rule.groups.get(first.group).map(|group| Rc::clone(&group.limits));
+            let top = Top {
+                key: Rc::clone(key),
+                asked: counts.clone().map(|count| count.asked).sum(),
+                denied: counts.map(|count| count.denied).sum(),
+                peaks: limits.map(|limits| caller.demand.peaks(&limits)).unwrap_or_default(),
+                most: caller.demand.most(),
+            };
+            let order = |top: &Top| (std::cmp::Reverse((top.denied, top.asked)), Rc::clone(&top.key));
+            let at = rule.top.partition_point(|other| order(other) < order(&top));
+            if at < self.top {
+                rule.top.insert(at, top);
+                rule.top.truncate(self.top);
+            }
         }
     }
 
@@ -295,18 +251,41 @@ impl Tally {
     }
 }
 
+impl Caller {
+    fn count(&mut self, rule: usize, group: usize, denied: bool) {
+        let known = self.counts.iter_mut().find(|count| (count.rule, count.group) == (rule, group));
+        if let Some(count) = known {
+            count.asked += 1;
+            count.denied += u64::from(denied);
+        } else {
+            self.counts.push(Count { rule, group, asked: 1, denied: denied.into() });
+        }
+    }
+}
+
 impl RuleTally {
     /// The place of the group of a charge.
-    fn group(&mut self, charge: &Charge, no_sizes: &Sizes) -> usize {
+    fn group(&mut self, charge: &Charge) -> usize {
         if let Some(place) = self.places.get(charge.limits()) {
             return *place;
         }
-        let each = || vec![no_sizes.clone(); charge.limits().len()];
-        let most = [no_sizes.clone(), no_sizes.clone(), no_sizes.clone()];
+        let each = || vec![Sizes::default(); charge.limits().len()];
         let limits = charge.shared_limits();
         self.places.insert(Rc::clone(&limits), self.groups.len());
-        self.groups.push(Group { limits, callers: 0, denied: 0, needed: each(), peaks: each(), most });
+        let (needed, peaks) = (each(), each());
+        self.groups.push(Group { limits, callers: 0, denied: 0, mixed: 0, needed, peaks, most: Default::default() });
         self.groups.len() - 1
+    }
+
+    /// Adds a caller to its group.
+    fn settle(&mut self, count: &Count, demand: &Demand) {
+        let Some(group) = self.groups.get_mut(count.group) else { return };
+        group.callers += 1;
+        group.denied += u64::from(count.denied > 0);
+        group.mixed += u64::from(demand.is_mixed());
+        let peaks = demand.peaks(&group.limits);
+        group.peaks.iter_mut().zip(peaks).for_each(|(sizes, peak)| sizes.add(peak));
+        group.most.iter_mut().zip(demand.most()).for_each(|(sizes, most)| sizes.add(most));
     }
 }
 
@@ -316,19 +295,33 @@ mod tests {
     use meshquota::rule;
 
     use super::*;
-    use crate::simulate::entry::{Asked, Entry, Field, Missing};
+    use crate::simulate::entry::{Asked, Entry, Field, Missing, Says};
 
     const MANY: NonZeroUsize = NonZeroUsize::MIN.saturating_add(999);
 
     /// The tally of requests, each at a time and of an address.
     fn tally(config: &str, most: NonZeroUsize, requests: impl IntoIterator<Item = (u64, String)>) -> Tally {
         let config = Config::from_json(config.as_bytes()).unwrap();
-        let mut tally = Tally::new(config.rules.len(), most, 3).unwrap();
+        let mut tally = Tally::new(config.rules.len(), most, 3);
         for (at_ms, address) in requests {
             let mut entry = Entry::default();
-            entry.add(&Field::Property("source.address".into()), &address).unwrap();
+            entry.add(&Field::named(Says::Property("source.address".into())), &address);
             let missing = Missing::default();
             tally.request(at_ms, &rule::apply(&config, &Asked { entry: &entry, missing: &missing }));
+        }
+        tally.finish();
+        tally
+    }
+
+    /// The tally of one address, by the path and the time of each request.
+    fn tally_of<'a>(config: &str, requests: impl IntoIterator<Item = (&'a str, u64)>) -> Tally {
+        let config = Config::from_json(config.as_bytes()).unwrap();
+        let mut tally = Tally::new(config.rules.len(), MANY, 3);
+        for (path, at_ms) in requests {
+            let mut entry = Entry::default();
+            entry.add(&Field::named(Says::Property("source.address".into())), "192.0.2.1");
+            entry.add(&Field::named(Says::Header(":path".into())), path);
+            tally.request(at_ms, &rule::apply(&config, &Asked { entry: &entry, missing: &Missing::default() }));
         }
         tally.finish();
         tally
@@ -378,12 +371,11 @@ mod tests {
             (1000 + place * 20, if busy { "192.0.2.1".to_owned() } else { format!("198.51.100.{}", place % 250) })
         });
         let requests = requests.collect::<Vec<_>>();
-        for quantile in [0.9, 0.99, 0.999] {
-            let capacity =
-                tally(THREE, MANY, requests.clone()).rules[0].groups[0].needed[0].value_at_quantile(quantile);
+        for per_mille in [900, 990, 999] {
+            let capacity = tally(THREE, MANY, requests.clone()).rules[0].groups[0].needed[0].at(per_mille);
             let config = THREE.replace("\"capacity\": 3", &format!("\"capacity\": {capacity}"));
             let admitted = 5000 - tally(&config, MANY, requests.clone()).denied;
-            assert!(admitted as f64 >= 5000.0 * quantile, "{quantile}: {admitted} by {capacity}");
+            assert!(admitted >= 5 * per_mille, "{per_mille}: {admitted} by {capacity}");
         }
     }
 
@@ -431,14 +423,69 @@ mod tests {
     }
 
     #[test]
+    fn rules_that_share_a_namespace_share_what_is_told_of_it() {
+        let both = r#"{"rules": [
+            {"name": "a", "namespace": "ns", "match": {"path": "/a"}, "limits": [{"capacity": 3, "refill": "1/s"}]},
+            {"name": "b", "namespace": "ns", "unless": {"path": "/a"}, "cost": 2, "limits": [{"capacity": 3, "refill": "1/s"}]}
+        ]}"#;
+        let told = tally_of(both, [("/a", 1000), ("/b", 1000), ("/a", 1000), ("/a", 5000)]);
+        assert_eq!((told.denied, told.rules[0].denied, told.rules[1].denied), (1, 1, 0));
+        for rule in &told.rules {
+            let (group, top) = (&rule.groups[0], &rule.top[0]);
+            assert_eq!((rule.callers, group.callers, group.mixed), (1, 1, 0));
+            assert_eq!((&top.peaks, top.most, group.peaks[0].at(1000)), (&vec![4], [4, 5, 5], 4));
+        }
+        assert_eq!((told.rules[0].top[0].asked, told.rules[1].top[0].asked), (3, 1));
+        assert_eq!((told.rules[0].groups[0].needed[0].at(1000), told.rules[1].groups[0].needed[0].at(1000)), (4, 3));
+        let enough = both.replace("\"capacity\": 3", "\"capacity\": 4");
+        assert_eq!(tally_of(&enough, [("/a", 1000), ("/b", 1000), ("/a", 1000), ("/a", 5000)]).denied, 0);
+    }
+
+    #[test]
+    fn a_bucket_that_is_charged_by_several_limits_is_one_and_is_told_to_be_so() {
+        // By the one limit a token is 1000 units, by the other 1500.
+        let both = r#"{"rules": [
+            {"name": "a", "namespace": "ns", "match": {"path": "/a"}, "limits": [{"capacity": 3, "refill": "1/s"}]},
+            {"name": "b", "namespace": "ns", "match": {"path": "/b"}, "limits": [{"capacity": 10, "refill": "2/3s"}]}
+        ]}"#;
+        let cases: [(&[(&str, u64)], u64); 5] = [
+            (&[("/b", 1000); 10], 0),
+            (&[("/b", 1000); 11], 1),
+            // What is left to the smaller one is what it can hold: three of nine.
+            (&[("/b", 1000), ("/a", 1000), ("/a", 1000), ("/a", 1000), ("/a", 1000)], 1),
+            // Half a token is left, which is three quarters of a second away from one.
+            (&[("/a", 1000), ("/a", 1000), ("/a", 1500), ("/b", 1500), ("/b", 2249), ("/b", 2250)], 2),
+            // Full by the smaller one a second ago, and so forgotten, and full by the larger one.
+            (&[("/a", 1000), ("/b", 3000), ("/b", 3000), ("/b", 3000), ("/b", 3000)], 0),
+        ];
+        for (requests, denied) in cases {
+            let told = tally_of(both, requests.iter().copied());
+            assert_eq!(told.denied, denied, "{requests:?}");
+            let mixed = requests.iter().any(|(path, _)| *path == "/a");
+            let group = told.rules.iter().rev().find_map(|rule| rule.groups.first()).unwrap();
+            assert_eq!(group.mixed, u64::from(mixed), "{requests:?}");
+        }
+    }
+
+    #[test]
+    fn a_caller_with_several_limits_under_one_rule_is_one_caller() {
+        let config = r#"{"rules": [{"name": "a", "key": [], "limits": [{"capacity": 3, "refill": "1/s"}],
+            "overrides": [{"cidrs": ["198.51.100.0/24"], "limits": [{"capacity": 9, "refill": "1/s"}, {"capacity": 20, "refill": "1/h"}]}]}]}"#;
+        let addresses = ["192.0.2.1", "198.51.100.1", "192.0.2.1", "192.0.2.1", "192.0.2.1"];
+        let tally = tally(config, MANY, addresses.map(|address| (1000, address.to_owned())));
+        let rule = &tally.rules[0];
+        assert_eq!((rule.callers, rule.asked, rule.denied, rule.groups.len()), (1, 5, 2, 2));
+        assert_eq!((rule.top.len(), rule.top[0].asked, rule.top[0].denied, &rule.top[0].peaks), (1, 5, 2, &vec![5]));
+        assert_eq!(rule.groups[1].peaks.iter().map(|sizes| sizes.at(1000)).collect::<Vec<_>>(), [5, 1]);
+    }
+
+    #[test]
     fn no_more_callers_are_kept_than_may_be_and_none_of_them_is_lost_from_the_sum() {
         let few = NonZeroUsize::MIN.saturating_add(9);
         let requests = (0..1000_u64).map(|place| (1000 + place, format!("10.0.{}.{}", place / 250, place % 250)));
         let tally = tally(THREE, few, requests);
-        assert_eq!(tally.buckets.len(), 10);
-        assert_eq!(tally.forgotten, 2 * 990);
         let group = &tally.rules[0].groups[0];
-        assert_eq!((group.callers, group.peaks[0].len()), (1000, 1000));
+        assert_eq!((tally.forgotten, group.callers, group.peaks[0].at(1000)), (990, 1000, 1));
     }
 
     #[test]
