@@ -8,8 +8,9 @@ mod support;
 mod store;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::process::{Child, Command, Stdio};
 
 use meshquota::config::Config;
@@ -429,40 +430,73 @@ fn peak_kib(child: &Child) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-#[test]
-fn no_more_memory_is_taken_for_a_longer_log() {
-    let config = rules(BY_ADDRESS);
+/// What is said of requests, made by their number, and the memory that was taken by the first so many of them and by all.
+fn memory(config: &NamedTempFile, early: u64, all: u64, line: impl Fn(u64) -> String) -> (Value, u64, u64) {
     let mut child = Command::new(program())
-        .args(["simulate", path(&config), "--json"])
+        .args(["simulate", path(config), "--json"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let mut write = |from: u64, to: u64| {
-        for at in from..to {
-            writeln!(
-                input,
-                "{{\"start_time\": {}, \"path\": \"/{at}\", \"client_ip\": \"10.0.{}.{}\"}}",
-                1_767_225_600_000 + at,
-                at % 20,
-                at % 250
-            )
-            .unwrap();
-        }
+    let mut input = BufWriter::new(child.stdin.take().unwrap());
+    let mut write = |requests: Range<u64>| {
+        requests.for_each(|at| writeln!(input, "{}", line(at)).unwrap());
+        input.flush().unwrap();
+        peak_kib(&child)
     };
-    // By then as much is held back as ever is.
-    write(0, 60_000);
-    let early = peak_kib(&child);
-    write(60_000, 400_000);
-    let late = peak_kib(&child);
+    let (early, late) = (write(0..early), write(early..all));
     drop(input);
     let mut told = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_to_string(&mut told).unwrap();
     child.wait().unwrap();
-    let told: Value = serde_json::from_str(&told).unwrap();
+    (serde_json::from_str(&told).unwrap(), early, late)
+}
+
+fn line(at: u64, more: &str) -> String {
+    let (net, host) = (at % 20, at % 250);
+    format!(r#"{{"start_time": {}, "path": "/{at}", "client_ip": "10.0.{net}.{host}"{more}}}"#, 1_767_225_600_000 + at)
+}
+
+#[test]
+fn no_more_memory_is_taken_for_a_longer_log() {
+    // By the first so many as much is held back as ever is.
+    let (told, early, late) = memory(&rules(BY_ADDRESS), 60_000, 400_000, |at| line(at, ""));
     assert_eq!((&told["requests"], &told["forgotten"], &told["out_of_order"]), (&json!(400_000), &json!(0), &json!(0)));
     assert!(late < early + early / 4, "{early} KiB after 60000 requests, {late} KiB after 400000");
+}
+
+#[test]
+fn no_more_memory_is_taken_for_longer_lines() {
+    let more = format!(r#", "x-trace": "{}""#, "x".repeat(200_000));
+    let (told, early, late) = memory(&rules(BY_ADDRESS), 1000, 2000, |at| line(at, &more));
+    assert_eq!(told["requests"], 2000);
+    assert!(late < early + early / 4, "{early} KiB after 1000 requests, {late} KiB after 2000");
+}
+
+#[test]
+fn hardly_more_memory_is_taken_where_each_caller_has_limits_of_its_own() {
+    let overrides = |count: u64| {
+        let overrides = (0..count).map(|place| {
+            let address = format!("10.0.{}.{}", place % 20, place % 250);
+            json!({"values": [address], "limits": [{"capacity": place + 1, "refill": "1/s"}, {"capacity": 9000, "refill": "1/h"}]})
+        });
+        file(
+            json!({"rules": [{"name": "a", "limits": [{"refill": "1/s"}], "overrides": overrides.collect::<Vec<_>>()}]})
+                .to_string(),
+        )
+    };
+    let taken = |count: u64| memory(&overrides(count), 1, 5000, |at| line(at, ""));
+    let ((few, _, by_few), (many, _, by_many)) = (taken(1), taken(500));
+    let groups = |told: &Value| told["rules"][0]["groups"].as_array().unwrap().len();
+    assert_eq!((groups(&few), groups(&many)), (2, 500));
+    assert!(by_many < by_few + by_few / 2, "{by_few} KiB by one override, {by_many} KiB by 500");
+    // People are told of the first of them.
+    let said = run_with(
+        &["simulate", path(&overrides(500)), "--top", "3"],
+        &[],
+        (0..5000).map(|at| line(at, "") + "\n").collect::<String>(),
+    );
+    assert!(said.out.contains("\n  497 more with limits of their own, "), "{}", said.out);
 }
 
 #[test]

@@ -42,11 +42,8 @@ pub enum Says {
     Nothing,
 }
 
-/// As many fields as a log usually has.
-const USUAL_FIELDS: usize = 24;
-
 /// One request of a log.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// When it began, in milliseconds since 1970. It is known once the entry is complete.
     pub at_ms: u64,
@@ -56,9 +53,10 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Nothing yet, with room for what a line of so many bytes may say.
-    pub fn of_line(length: usize) -> Self {
-        Self { at_ms: 0, values: String::with_capacity(length), fields: Vec::with_capacity(USUAL_FIELDS) }
+    /// Forgets all, to be used anew.
+    pub fn clear(&mut self) {
+        self.values.clear();
+        self.fields.clear();
     }
 
     /// Adds what a field says. A dash is how Envoy writes that there is nothing.
@@ -71,18 +69,16 @@ impl Entry {
         self.fields.push((field.clone(), start..self.values.len()));
     }
 
-    /// The entry, where it tells of a request: of a time, and of a path or a method. It takes no more room than it needs.
-    pub fn complete(mut self) -> Result<Self, String> {
+    /// A copy that takes no more room than it needs, where this tells of a request: of a time, and of a path or a method.
+    pub fn complete(&self) -> Result<Self, String> {
         let told = self.find(|says| *says == Says::Time).ok_or("it has no time")?;
-        self.at_ms = time(told).ok_or_else(|| {
+        let at_ms = time(told).ok_or_else(|| {
             format!("the time {told:?} is not understood; expected RFC 3339, or seconds or milliseconds since 1970")
         })?;
         if self.header(":path").is_none() && self.header(":method").is_none() {
             return Err("it has neither a method nor a path".to_owned());
         }
-        self.values.shrink_to_fit();
-        self.fields.shrink_to_fit();
-        Ok(self)
+        Ok(Self { at_ms, ..self.clone() })
     }
 
     /// The bytes that it takes in memory.

@@ -142,10 +142,10 @@ impl Line {
         Ok(Self { start, fields })
     }
 
-    /// What a line says. `None` where it is not of this format.
-    fn read(&self, line: &str) -> Option<Result<Entry, String>> {
+    /// Reads what a line says. `None` where it is not of this format.
+    fn read(&self, line: &str, entry: &mut Entry) -> Option<()> {
         let mut rest = line.strip_prefix(self.start.as_str())?;
-        let mut entry = Entry::of_line(line.len());
+        entry.clear();
         for (field, after) in &self.fields {
             let end = if after.is_empty() { rest.len() } else { rest.find(after.as_str())? };
             let value = rest.get(..end)?;
@@ -156,7 +156,7 @@ impl Line {
             entry.add(field, value);
             rest = rest.get(end + after.len()..)?;
         }
-        rest.is_empty().then(|| entry.complete())
+        rest.is_empty().then_some(())
     }
 }
 
@@ -165,6 +165,8 @@ impl Line {
 pub struct Format {
     lines: Vec<Line>,
     names: HashMap<String, Field>,
+    /// What the line that is read says so far.
+    entry: Entry,
 }
 
 impl Format {
@@ -183,7 +185,8 @@ impl Format {
             Some((_, "")) => Err(format!("--field {name}: {text} says nothing that a rule asks for")),
             _ => Err(format!("--field {name}: expected a command operator of Envoy's, such as %START_TIME%")),
         };
-        Ok(Self { lines, names: names.iter().map(named).collect::<Result<_, _>>()? })
+        let names = names.iter().map(named).collect::<Result<_, _>>()?;
+        Ok(Self { lines, names, entry: Entry::default() })
     }
 
     /// What a line says.
@@ -192,17 +195,17 @@ impl Format {
     /// What is not understood of it.
     pub fn read(&mut self, line: &str) -> Result<Entry, String> {
         if line.trim_start().starts_with('{') {
-            let mut entry = Entry::of_line(line.len());
-            let object = Object { names: &mut self.names, entry: &mut entry };
+            self.entry.clear();
+            let object = Object { names: &mut self.names, entry: &mut self.entry };
             let mut json = serde_json::Deserializer::from_str(line);
             object.deserialize(&mut json).map_err(|error| format!("no JSON: {error}"))?;
-            return entry.complete();
+        } else {
+            let place = self.lines.iter().position(|format| format.read(line, &mut self.entry).is_some());
+            let place = place.ok_or("it is neither JSON nor of the format of the log")?;
+            // The next line is most likely of the same.
+            self.lines.swap(0, place);
         }
-        let found = self.lines.iter().enumerate().find_map(|(place, format)| Some((place, format.read(line)?)));
-        let (place, entry) = found.ok_or("it is neither JSON nor of the format of the log")?;
-        // The next line is most likely of the same.
-        self.lines.swap(0, place);
-        entry
+        self.entry.complete()
     }
 }
 

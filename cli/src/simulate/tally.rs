@@ -468,6 +468,18 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_lacks_less_than_redis_can_tell_is_one() {
+        // In Redis the second finds 0.999999999 tokens, of which the decimals are taken for all that one is worth to it.
+        let both = r#"{"rules": [
+            {"name": "a", "namespace": "ns", "match": {"path": "/a"}, "limits": [{"capacity": 2, "refill": "1/1000000s"}]},
+            {"name": "b", "namespace": "ns", "match": {"path": "/b"}, "limits": [{"capacity": 5, "refill": "1/s"}]}
+        ]}"#;
+        let later = 1000 + 999_999_999;
+        let told = tally_of(both, [("/a", 1000), ("/a", later), ("/b", later), ("/b", later + 998)]);
+        assert_eq!((told.denied, told.rules[1].denied), (1, 1));
+    }
+
+    #[test]
     fn a_caller_with_several_limits_under_one_rule_is_one_caller() {
         let config = r#"{"rules": [{"name": "a", "key": [], "limits": [{"capacity": 3, "refill": "1/s"}],
             "overrides": [{"cidrs": ["198.51.100.0/24"], "limits": [{"capacity": 9, "refill": "1/s"}, {"capacity": 20, "refill": "1/h"}]}]}]}"#;
