@@ -367,7 +367,7 @@ fn a_bucket_that_several_limits_charge_denies_whom_the_script_in_redis_denies() 
         }
         let cost = Cost::new([1, 3, 2][*rule]).unwrap();
         let buckets = [(key.as_str(), rules[*rule].limits()[0])];
-        let call = Call::charge(buckets.into_iter(), cost, NonZeroU32::MIN, Some(1_767_225_600_000 + at));
+        let call = Call::charge(buckets, cost, NonZeroU32::MIN, Some(1_767_225_600_000 + at));
         let outcome = store.wire.outcome(&call);
         if let Outcome::Granted { standing, .. } = &outcome {
             store.wire.integer(&["PERSIST", &key]);

@@ -41,7 +41,7 @@ pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missi
     let mut text = summary(tally, faults, missing);
     for (name, rule) in names.zip(&tally.rules) {
         text.push('\n');
-        tell_rule(&mut text, name, rule, top);
+        tell_rule(&mut text, name, rule, top.max(1));
     }
     Answer { yes: tally.denied == 0, text, json }
 }
