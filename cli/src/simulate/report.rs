@@ -49,7 +49,7 @@ pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missi
 fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     let (first, last) = tally.span.unwrap_or_default();
     let took = humantime::format_duration(Duration::from_millis(last.saturating_sub(first)));
-    let mut text = format!("{} requests from {} to {} ({took})\n", tally.requests, time(first), time(last));
+    let mut text = format!("{} from {} to {} ({took})\n", count(tally.requests, "request"), time(first), time(last));
     let _ = writeln!(text, "{} denied ({})", tally.denied, share(tally.denied, tally.requests));
     // Told where there is any.
     let forgotten = format!("callers forgotten, beyond {MOST_CALLERS}; one that came back was taken for somebody new");
@@ -88,7 +88,10 @@ fn tell_rule(text: &mut String, name: &str, rule: &RuleTally, top: usize) {
     }
     groups.iter().take(top).for_each(|group| tell_group(text, group));
     if let Some(others) = groups.len().checked_sub(top).filter(|others| *others > 0) {
-        let _ = writeln!(text, "  {others} more with limits of their own, whose callers were denied less; see --json");
+        let _ = writeln!(
+            text,
+            "  {others} more with limits of their own, whose callers were denied no more often; see --json"
+        );
     }
     if !rule.top.is_empty() {
         let width = rule.top.iter().map(|top| top.key.len()).max().unwrap_or(0);
