@@ -350,6 +350,11 @@ fn what_cannot_be_watched_is_told() {
     );
     let said = run(&["watch", "--count", "1", "--admin", &format!("http://127.0.0.1:{}", server.port())]);
     assert_eq!((said.code, said.out.as_str()), (2, ""));
+    for (option, why) in [("--interval=0s", "expected some time between two looks"), ("--count=0", "0 is not in 1..")] {
+        let said = run(&["watch", "--admin", &nobody, option]);
+        let told = said.err.starts_with("error: invalid value '0") && said.err.contains(why);
+        assert_eq!((said.code, told), (2, true), "{}", said.err);
+    }
 }
 
 /// The commands, as the program's help lists them.

@@ -102,11 +102,19 @@ pub struct Watching {
     #[arg(long = "admin", value_name = "URL", default_value = "http://127.0.0.1:9901")]
     pub admins: Vec<String>,
     /// The time between two looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: std::time::Duration,
     /// Ends after so many looks
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
+}
+
+fn interval(text: &str) -> Result<std::time::Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time.is_zero() {
+        return Err("expected some time between two looks, such as '1s'".to_owned());
+    }
+    Ok(time)
 }
 
 /// A caller under a rule, and the Redis that counts him.
