@@ -104,7 +104,7 @@ pub struct Watching {
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: std::time::Duration,
-    /// Ends after so many looks
+    /// Ends after so many looks; 2 where no proxy answers the last one
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
