@@ -5,12 +5,15 @@ mod support;
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Barrier, Mutex};
 
 use meshquota::config::schema::json_schema;
 use serde_json::{Value, json};
 use support::app::App;
 use support::cluster::Cluster;
-use support::envoy::{Envoy, Setup};
+use support::envoy::Setup;
+use support::http::{self, Unsaid};
+use support::listener::Listener;
 use support::program::{program, run, run_with};
 use support::project::{project, read};
 use support::server::{Kind, Server, free_port, wait_until};
@@ -363,34 +366,86 @@ fn a_proxy_is_watched_through_its_admin_interface() {
         assert!(said.out.contains(part), "{part}: {}", said.out);
     }
     assert!(!said.out.contains('\u{1b}'));
+    // One that never was there hides nobody.
+    let nobody = format!("http://127.0.0.1:{}", free_port());
+    let said = run(&["watch", "--count", "1", "--admin", &nobody, "--admin", &admins[0]]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    let head = format!("meshquota: 1 proxy, since the start, no rates yet\nnot seen: {nobody}: ");
+    assert!(said.out.starts_with(&head) && said.out.contains("per-ip "), "{}", said.out);
+    // Nor does one that is stopped, and without all of them it goes on until nobody looks any more.
     let mut watching =
         Command::new(program()).args(&arguments[..7]).arg("--json").stdout(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines().map(Result::unwrap);
-    assert!(lines.next().unwrap().contains("decisions"));
-    envoys.into_iter().for_each(Envoy::finish);
-    // It goes on without them, until nobody looks any more.
-    let told = lines.find(|line| line.starts_with(r#"{"error""#)).unwrap();
-    assert!(
-        serde_json::from_str::<Value>(&told).unwrap()["error"].as_str().unwrap().contains("/stats?format=json"),
-        "{told}"
-    );
-    drop(lines);
+    let lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut looks = lines.map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
+    assert_eq!(looks.next().unwrap()["proxies"], 2);
+    for (stopped, envoy) in envoys.into_iter().enumerate() {
+        envoy.finish();
+        let look = looks.find(|look| look["proxies"] == json!(1 - stopped)).unwrap();
+        let failed = look["failed"].as_array().unwrap().iter().map(|failed| &failed["admin"]).collect::<Vec<_>>();
+        assert_eq!(failed, admins[..=stopped].iter().collect::<Vec<_>>(), "{look}");
+        let rate = &look["decisions"]["per-ip"]["allow"]["per_second"];
+        assert_eq!(rate, &if stopped == 0 { json!(0.0) } else { Value::Null }, "{look}");
+    }
+    drop(looks);
     watching.wait().unwrap();
+}
+
+/// An admin interface that gives these answers, one after the other: how much a rule has admitted, or status 503. It answers
+/// only when those that share the barrier are being asked as well.
+fn admin(answers: [Option<u64>; 3], together: &Arc<Barrier>) -> (String, Listener) {
+    let (answers, together) = (Mutex::new(answers.into_iter()), Arc::clone(together));
+    let listener = Listener::start(move |mut stream| {
+        http::read(&mut BufReader::new(&stream), Unsaid::Request).unwrap();
+        together.wait();
+        let name = "wasmcustom.meshquota_decisions.rule=.=a;.;outcome=.=allow;.;total";
+        let (status, body) = match answers.lock().unwrap().next().flatten() {
+            Some(allowed) => ("200 OK", json!({"stats": [{"name": name, "value": allowed}]}).to_string()),
+            None => ("503 Service Unavailable", String::new()),
+        };
+        let head = format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+        stream.write_all((head + &body).as_bytes()).unwrap();
+    });
+    (format!("http://127.0.0.1:{}", listener.port()), listener)
+}
+
+#[test]
+fn a_proxy_that_was_away_and_started_anew_is_watched_beside_one_that_was_not() {
+    let together = Arc::new(Barrier::new(2));
+    let (steady, _steady) = admin([Some(500), Some(500), Some(500)], &together);
+    let (anew, _anew) = admin([Some(10), None, Some(3)], &together);
+    let said = run(&["watch", "--json", "--interval", "1ms", "--count", "3", "--admin", &steady, "--admin", &anew]);
+    assert_eq!((said.code, said.err.as_str()), (0, ""));
+    let looks = said.out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+    let of = |look: &Value| [&look["proxies"], &look["decisions"]["a"]["allow"]["total"]].map(Value::as_u64);
+    let seen = looks.iter().map(of).collect::<Vec<_>>();
+    assert_eq!(seen, [[Some(2), Some(510)], [Some(1), Some(500)], [Some(2), Some(503)]]);
+    assert_eq!(looks[1]["failed"], json!([{"admin": anew, "error": "http status: 503"}]));
+    assert_eq!(looks[1]["decisions"]["a"]["allow"]["per_second"], 0.0);
+    // Three were admitted since it was started, in the time since it was last seen, which is longer than that of the other.
+    let [rate, seconds] = [&looks[2]["decisions"]["a"]["allow"]["per_second"], &looks[2]["seconds"]];
+    assert!((rate.as_f64().unwrap() * seconds.as_f64().unwrap() - 3.0).abs() < 0.001, "{}", looks[2]);
 }
 
 #[test]
 fn what_cannot_be_watched_is_told() {
     let nobody = format!("http://127.0.0.1:{}", free_port());
     let server = Server::start(Kind::Redis, &[]);
-    let said = run(&["watch", "--count", "1", "--admin", &nobody]);
+    let no_proxy = format!("http://127.0.0.1:{}", server.port());
+    let said = run(&["watch", "--count", "1", "--admin", &nobody, "--admin", &no_proxy]);
     assert_eq!((said.code, said.out.as_str()), (2, ""));
-    assert!(
-        said.err.starts_with(&format!("meshquota: {nobody}/stats?format=json&filter=meshquota_: ")),
-        "{}",
-        said.err
-    );
-    let said = run(&["watch", "--count", "1", "--admin", &format!("http://127.0.0.1:{}", server.port())]);
-    assert_eq!((said.code, said.out.as_str()), (2, ""));
+    let (start, then) = (format!("meshquota: no proxy answers: {nobody}: "), format!("; {no_proxy}: "));
+    assert!(said.err.starts_with(&start) && said.err.contains(&then), "{}", said.err);
+    // What is gone at the last look is told on the page, and then as the reason.
+    let (gone, _gone) = admin([Some(1), None, None], &Arc::new(Barrier::new(1)));
+    let said = run(&["watch", "--interval", "1ms", "--count", "2", "--admin", &gone]);
+    assert_eq!((said.code, said.err), (2, format!("meshquota: no proxy answers: {gone}: http status: 503\n")));
+    let last = format!("\nmeshquota: no proxy answers\nnot seen: {gone}: http status: 503\n\n");
+    assert!(said.out.starts_with("meshquota: 1 proxy, ") && said.out.ends_with(&last), "{}", said.out);
+    for (option, why) in [("--interval=0s", "expected some time between two looks"), ("--count=0", "0 is not in 1..")] {
+        let said = run(&["watch", "--admin", &nobody, option]);
+        let told = said.err.starts_with("error: invalid value '0") && said.err.contains(why);
+        assert_eq!((said.code, told), (2, true), "{}", said.err);
+    }
 }
 
 /// The commands, as the program's help lists them.

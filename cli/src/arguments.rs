@@ -115,10 +115,10 @@ pub struct Watching {
     #[arg(long = "admin", value_name = "URL", default_value = "http://127.0.0.1:9901")]
     pub admins: Vec<String>,
     /// The time between two looks
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     pub interval: std::time::Duration,
-    /// Ends after so many looks
-    #[arg(long, value_name = "COUNT")]
+    /// Ends after so many looks; 2 where no proxy answers the last one
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
 }
 
@@ -168,4 +168,12 @@ fn field(text: &str) -> Result<(String, String), String> {
     let (name, operator) =
         text.split_once('=').ok_or("expected 'name=%OPERATOR%', such as 'ip=%DOWNSTREAM_REMOTE_ADDRESS%'")?;
     Ok((name.to_owned(), operator.to_owned()))
+}
+
+fn interval(text: &str) -> Result<std::time::Duration, String> {
+    let time = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if time.is_zero() {
+        return Err("expected some time between two looks, such as '1s'".to_owned());
+    }
+    Ok(time)
 }

@@ -1,4 +1,4 @@
-//! The filter's numbers, as the admin interface of Envoy tells them.
+//! The filter's numbers in one proxy, as the admin interface of Envoy tells them.
 //!
 //! They are asked for as JSON, by the names that they have in the filter, which carry their labels whether or not Envoy is
 //! told to make labels of them.
@@ -11,86 +11,80 @@ use ureq::Agent;
 /// What the numbers of the filter begin with.
 const PREFIX: &str = "wasmcustom.meshquota_";
 
-/// The numbers of some proxies, added up.
+/// A counter's name without prefix, `total` and labels; and the values of the labels, in their order.
+pub type Name = (String, Vec<String>);
+
+/// What only rises while a proxy runs.
+pub type Counters = BTreeMap<Name, u64>;
+
+/// How long calls took in the last interval of Envoy's, if there were any, and since its start.
+pub type CallMs = (Option<f64>, Option<f64>);
+
+/// The numbers of one proxy.
 #[derive(Debug, Default, PartialEq)]
 pub struct Stats {
-    /// How many proxies.
-    pub proxies: usize,
-    /// Counters and gauges: their name without prefix, `total` and labels; and the values of the labels, in their order.
-    pub numbers: BTreeMap<(String, Vec<String>), u64>,
-    /// The time of calls in the last interval of Envoy's, and since its start: by the quantile, in ms. Of several proxies,
-    /// the longest.
-    pub call_ms: BTreeMap<u64, (Option<f64>, Option<f64>)>,
+    /// The names of counters end in `total`.
+    pub counters: Counters,
+    /// What rises and falls, by its name without prefix.
+    pub gauges: BTreeMap<String, u64>,
+    /// The time of calls, in ms, by tenths of a per cent of the calls.
+    pub call_ms: BTreeMap<u64, CallMs>,
 }
 
 impl Stats {
-    /// Asks each proxy.
+    /// Asks a proxy, which is named by the URL of its admin interface.
     ///
     /// # Errors
-    /// That one cannot be asked, or has no filter.
-    pub fn ask(agent: &Agent, admins: &[String]) -> Result<Self, String> {
-        let mut stats = Self { proxies: admins.len(), ..Self::default() };
-        for admin in admins {
-            // The others than the filter's would be many.
-            let address = format!("{}/stats?format=json&filter=meshquota_", admin.trim_end_matches('/'));
-            let answer = agent.get(&address).call().and_then(|mut answer| answer.body_mut().read_to_string());
-            let answer = answer.map_err(|error| format!("{address}: {error}"))?;
-            let known = stats.numbers.len();
-            let json = serde_json::from_str(&answer)
-                .map_err(|error| format!("{address}: {error}; is that the admin interface of Envoy?"))?;
-            if !stats.add(&json) && known == stats.numbers.len() {
-                return Err(format!("{admin}: there are no metrics of meshquota; is the filter in this proxy?"));
-            }
+    /// That it does not answer, or has no filter.
+    pub fn ask(agent: &Agent, admin: &str) -> Result<Self, String> {
+        // The others than the filter's would be many.
+        let address = format!("{}/stats?format=json&filter=meshquota_", admin.trim_end_matches('/'));
+        let answer = agent.get(&address).call().and_then(|mut answer| answer.body_mut().read_to_string());
+        let answer = answer.map_err(|error| error.to_string())?;
+        let answer =
+            serde_json::from_str(&answer).map_err(|error| format!("{error}; is that the admin interface of Envoy?"))?;
+        let stats = Self::read(&answer);
+        if stats.counters.is_empty() {
+            return Err("there are no metrics of meshquota; is the filter in this proxy?".to_owned());
         }
         Ok(stats)
     }
 
-    /// A number by its name and the values of its labels.
-    pub fn get(&self, name: &str, labels: &[&str]) -> u64 {
-        let key = (name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect());
-        self.numbers.get(&key).copied().unwrap_or(0)
-    }
-
-    /// Adds what one proxy said; whether there was anything of the filter.
-    fn add(&mut self, json: &Value) -> bool {
-        let mut found = false;
-        for stat in json.get("stats").and_then(Value::as_array).into_iter().flatten() {
+    fn read(answer: &Value) -> Self {
+        let mut stats = Self::default();
+        for stat in list(answer, "stats") {
             if let Some(histograms) = stat.get("histograms") {
-                self.add_histogram(histograms);
+                stats.read_histograms(histograms);
             }
-            let named = stat.get("name").and_then(Value::as_str).and_then(parts);
-            if let (Some(key), Some(value)) = (named, stat.get("value").and_then(Value::as_u64)) {
-                found = true;
-                let sum = self.numbers.entry(key).or_default();
-                *sum = sum.saturating_add(value);
+            let name = stat.get("name").and_then(Value::as_str).and_then(|name| name.strip_prefix(PREFIX));
+            let (Some(name), Some(value)) = (name, stat.get("value").and_then(Value::as_u64)) else { continue };
+            if !name.ends_with("total") {
+                stats.gauges.insert(name.to_owned(), value);
+            } else if let Some(name) = parts(name) {
+                stats.counters.insert(name, value);
             }
         }
-        found
+        stats
     }
 
-    fn add_histogram(&mut self, histograms: &Value) {
-        let list = |value: &Value, name: &str| value.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-        let quantiles = list(histograms, "supported_quantiles");
-        let ours = |one: &Value| one.get("name").and_then(Value::as_str) == Some("wasmcustom.meshquota_redis_call_ms");
-        for one in list(histograms, "computed_quantiles").iter().filter(|one| ours(one)) {
-            for (quantile, values) in quantiles.iter().zip(list(one, "values")) {
+    fn read_histograms(&mut self, histograms: &Value) {
+        let ours = |one: &&Value| one.get("name").and_then(Value::as_str) == Some("wasmcustom.meshquota_redis_call_ms");
+        for one in list(histograms, "computed_quantiles").iter().filter(ours) {
+            for (quantile, values) in list(histograms, "supported_quantiles").iter().zip(list(one, "values")) {
                 let Some(quantile) = quantile.as_f64() else { continue };
-                // Tenths of a per cent.
-                let known = self.call_ms.entry((quantile * 10.0) as u64).or_default();
                 let value = |name: &str| values.get(name).and_then(Value::as_f64);
-                let longer = |one: Option<f64>, other: Option<f64>| match (one, other) {
-                    (Some(one), Some(other)) => Some(one.max(other)),
-                    (one, other) => one.or(other),
-                };
-                *known = (longer(known.0, value("interval")), longer(known.1, value("cumulative")));
+                self.call_ms.insert((quantile * 10.0) as u64, (value("interval"), value("cumulative")));
             }
         }
     }
 }
 
-/// A name of the filter's, taken apart: `wasmcustom.meshquota_decisions.rule=.=a;.;outcome=.=deny;.;total`.
-fn parts(name: &str) -> Option<(String, Vec<String>)> {
-    let name = name.strip_prefix(PREFIX)?;
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// The name of a counter, taken apart: `decisions.rule=.=a;.;outcome=.=deny;.;total`.
+fn parts(name: &str) -> Option<Name> {
     let Some((name, mut rest)) = name.split_once('.') else {
         return Some((name.strip_suffix("_total").unwrap_or(name).to_owned(), Vec::new()));
     };
@@ -112,37 +106,33 @@ mod tests {
     #[test]
     fn a_name_is_taken_apart() {
         let cases = [
-            ("meshquota_decisions.rule=.=per-ip;.;outcome=.=shadow_deny;.;total", "decisions per-ip shadow_deny"),
-            ("meshquota_redis_calls.result=.=ok;.;total", "redis_calls ok"),
-            ("meshquota_deny_cache_hits_total", "deny_cache_hits"),
-            ("meshquota_connected", "connected"),
+            ("decisions.rule=.=per-ip;.;outcome=.=shadow_deny;.;total", "decisions per-ip shadow_deny"),
+            ("redis_calls.result=.=ok;.;total", "redis_calls ok"),
+            ("deny_cache_hits_total", "deny_cache_hits"),
         ];
         for (name, expected) in cases {
-            let (number, labels) = parts(&format!("wasmcustom.{name}")).unwrap();
+            let (number, labels) = parts(name).unwrap();
             assert_eq!([vec![number], labels].concat().join(" "), expected);
         }
-        for name in ["cluster.meshquota_redis.upstream_cx_total", "wasmcustom.meshquota_redis_calls.result=.=ok"] {
-            assert_eq!(parts(name), None);
-        }
+        assert_eq!(parts("redis_calls.result=.=total"), None);
     }
 
     #[test]
-    fn proxies_are_added_up_and_the_longest_time_counts() {
-        let said = |connected: u64, p50: Value| {
-            json!({"stats": [
-                {"name": "wasmcustom.meshquota_connected", "value": connected},
-                {"histograms": {"supported_quantiles": [0.0, 50.0, 99.9], "computed_quantiles": [
-                    {"name": "cluster.meshquota_redis.upstream_cx_length_ms", "values": [{"interval": 9, "cumulative": 9}]},
-                    {"name": "wasmcustom.meshquota_redis_call_ms",
-                     "values": [{"interval": 0, "cumulative": 0}, {"interval": p50, "cumulative": 2.0}, {"interval": 7.5, "cumulative": 8}]},
-                ]}},
-            ]})
-        };
-        let mut stats = Stats::default();
-        assert!(stats.add(&said(2, Value::Null)) && stats.add(&said(1, json!(1.05))));
-        assert!(!stats.add(&json!({"stats": [{"name": "server.uptime", "value": 3}]})));
-        assert_eq!(stats.get("connected", &[]), 3);
-        assert_eq!(stats.call_ms[&500], (Some(1.05), Some(2.0)));
+    fn counters_gauges_and_the_times_of_calls_are_kept_apart() {
+        let stats = Stats::read(&json!({"stats": [
+            {"name": "server.total", "value": 3},
+            {"name": "cluster.meshquota_redis.upstream_cx_total", "value": 3},
+            {"name": "wasmcustom.meshquota_connected", "value": 2},
+            {"name": "wasmcustom.meshquota_coalesced_total", "value": 7},
+            {"histograms": {"supported_quantiles": [0.0, 50.0, 99.9], "computed_quantiles": [
+                {"name": "cluster.meshquota_redis.upstream_cx_length_ms", "values": [{"interval": 9, "cumulative": 9}]},
+                {"name": "wasmcustom.meshquota_redis_call_ms",
+                 "values": [{"interval": null, "cumulative": null}, {"interval": null, "cumulative": 2.0}, {"interval": 7.5, "cumulative": 8}]},
+            ]}},
+        ]}));
+        assert_eq!(stats.counters, [(("coalesced".to_owned(), Vec::new()), 7)].into());
+        assert_eq!(stats.gauges, [("connected".to_owned(), 2)].into());
+        assert_eq!(stats.call_ms[&500], (None, Some(2.0)));
         assert_eq!(stats.call_ms[&999], (Some(7.5), Some(8.0)));
     }
 }
