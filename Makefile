@@ -8,6 +8,9 @@ DENY := .tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 HELM ?= .tools/helm-4.3.1/helm
 DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.post2)
 
+# What is built is where the documents and the tools look for it, wherever the user has others put theirs.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+
 .DEFAULT_GOAL := help
 .PHONY: help build cli image dist version demo test bench chaos fuzz simulate lint docs chart tools target redis clean
 
@@ -87,8 +90,9 @@ clean: ## remove what was built and fetched
 .tools/helm-%/helm:
 	@$(PYTHON) tools/fetch.py helm-$*
 
+# Without the variable, what it is built of goes to a folder that is removed.
 $(DENY):
-	cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)
+	env -u CARGO_TARGET_DIR cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)
 
 target:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup)"; exit 1; }

@@ -132,6 +132,24 @@ fn every_target_of_make_exists() {
     }
 }
 
+/// What make says in the project's folder.
+fn make(arguments: &[&str], variables: &[(&str, &Path)]) -> (bool, String) {
+    let mut command = Command::new("make");
+    // Where the tests run below another make, its settings would go on to this one.
+    command.env_remove("MAKEFLAGS").env_remove("MAKEOVERRIDES").env_remove("MAKELEVEL");
+    let output = command.args(arguments).envs(variables.iter().copied()).current_dir(project()).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    (output.status.success(), said)
+}
+
+#[test]
+fn what_make_builds_is_where_the_documents_say_wherever_the_user_has_cargo_put_things() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let told = ["--silent", "--eval", "told: ; @echo \"$$CARGO_TARGET_DIR\"", "told"];
+    let (_, said) = make(&told, &[("CARGO_TARGET_DIR", elsewhere.path())]);
+    assert_eq!(Path::new(said.trim()), project().join("target"));
+}
+
 #[test]
 fn the_command_line_takes_what_the_documents_say() {
     for (document, command) in beginning("meshquota") {
