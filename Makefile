@@ -6,10 +6,16 @@ PYTHON ?= python3
 DENY_VERSION := 0.20.2
 DENY := .tools/cargo-deny-$(DENY_VERSION)/bin/cargo-deny
 HELM ?= .tools/helm-4.3.1/helm
+# What the tests run of the system's, each with the package of Debian's that has it.
+NEEDED := redis-server=redis-server redis-cli=redis-tools openssl=openssl python3=python3 gzip=gzip tar=tar diff=diffutils \
+	sha256sum=coreutils bash=bash
 DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.post2)
 
+# What is built is where the documents and the tools look for it, wherever the user has others put theirs.
+export CARGO_TARGET_DIR := $(CURDIR)/target
+
 .DEFAULT_GOAL := help
-.PHONY: help build cli image dist version demo test bench chaos fuzz simulate lint docs chart tools target redis clean
+.PHONY: help build cli image dist version demo test bench chaos fuzz simulate lint docs chart tools target needed clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,7 +39,7 @@ demo: build ## show it: requests admitted, limited, refilled; Redis stopped and 
 	@$(PYTHON) tools/fetch.py $(DEMO_PARTS)
 	@$(PYTHON) demo/demo.py $(if $(KEEP),--keep)
 
-test: build redis tools ## every test: units, the bucket against its model, real Envoys and servers
+test: needed build tools ## every test: units, the bucket against its model, real Envoys and servers
 	cargo test --workspace
 
 bench: build ## what the filter costs here, as ratios within one run
@@ -48,7 +54,7 @@ bench: build ## what the filter costs here, as ratios within one run
 	@$(PYTHON) bench/scale.py
 	@$(PYTHON) bench/start.py
 
-chaos: redis tools ## three Envoys under load while Redis and the network fail in every way, for minutes (CHAOS_SECONDS, CHAOS_SEED)
+chaos: needed tools ## three Envoys under load while Redis and the network fail in every way, for minutes (CHAOS_SECONDS, CHAOS_SEED)
 	CHAOS_SECONDS=$${CHAOS_SECONDS:-300} cargo test --test chaos -- --nocapture
 
 fuzz: ## mutated configurations, headers and replies, for longer than the tests do (FUZZ_CASES, FUZZ_SEED)
@@ -87,14 +93,16 @@ clean: ## remove what was built and fetched
 .tools/helm-%/helm:
 	@$(PYTHON) tools/fetch.py helm-$*
 
+# Without the variable, what it is built of goes to a folder that is removed.
 $(DENY):
-	cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)
+	env -u CARGO_TARGET_DIR cargo install cargo-deny --version $(DENY_VERSION) --locked --root .tools/cargo-deny-$(DENY_VERSION)
 
 target:
 	@command -v cargo >/dev/null || { echo "cargo is missing: install Rust (rustup)"; exit 1; }
 	@if command -v rustup >/dev/null && ! rustup target list --installed | grep -qx $(TARGET); then \
 		rustup target add $(TARGET); fi
 
-redis:
-	@command -v redis-server >/dev/null || \
-		{ echo "redis-server is missing: install it, for example with apt-get install redis-server"; exit 1; }
+needed:
+	@programs=; packages=; for one in $(NEEDED); do command -v "$${one%=*}" >/dev/null || \
+		{ programs="$$programs $${one%=*}"; packages="$$packages $${one#*=}"; }; done; \
+	[ -z "$$programs" ] || { echo "missing:$$programs; install, for example with apt-get install$$packages"; exit 1; }

@@ -15,7 +15,7 @@ use support::app::App;
 use support::envoy::Setup;
 use support::markdown::{blocks, documents, spans};
 use support::program::program;
-use support::project::{project, read};
+use support::project::{files, project, read};
 use support::server::{Kind, Server, free_port};
 
 /// What the lines begin with that are commands of a shell.
@@ -130,6 +130,71 @@ fn every_target_of_make_exists() {
             assert!(targets.contains(word.as_str()), "{document}: {command}: there is no target {word}");
         }
     }
+}
+
+/// What make says in the project's folder.
+fn make(arguments: &[&str], variables: &[(&str, &Path)]) -> (bool, String) {
+    let mut command = Command::new("make");
+    // Where the tests run below another make, its settings would go on to this one.
+    command.env_remove("MAKEFLAGS").env_remove("MAKEOVERRIDES").env_remove("MAKELEVEL");
+    let output = command.args(arguments).envs(variables.iter().copied()).current_dir(project()).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    (output.status.success(), said)
+}
+
+#[test]
+fn what_make_builds_is_where_the_documents_say_wherever_the_user_has_cargo_put_things() {
+    let elsewhere = tempfile::tempdir().unwrap();
+    let told = ["--silent", "--eval", "told: ; @echo \"$$CARGO_TARGET_DIR\"", "told"];
+    let (_, said) = make(&told, &[("CARGO_TARGET_DIR", elsewhere.path())]);
+    assert_eq!(Path::new(said.trim()), project().join("target"));
+}
+
+/// The programs of the system that `make test` asks for.
+fn needed() -> Vec<String> {
+    let (_, said) = make(&["--silent", "--eval", "told: ; @echo $(NEEDED)", "told"], &[]);
+    said.split_whitespace().map(|one| one.split_once('=').expect("PROGRAM=PACKAGE").0.to_owned()).collect()
+}
+
+#[test]
+fn a_program_that_the_tests_need_and_is_missing_is_told_before_anything_else_is_done() {
+    let needed = needed();
+    for missing in [&["openssl"][..], &["redis-server", "redis-cli"], &[]] {
+        let folder = tempfile::tempdir().unwrap();
+        for program in needed.iter().filter(|program| !missing.contains(&program.as_str())) {
+            symlink("/bin/sh", folder.path().join(program)).unwrap();
+        }
+        let (fine, said) = make(&["--silent", "needed", &format!("PATH={}", folder.path().display())], &[]);
+        assert_eq!(fine, missing.is_empty(), "{said}");
+        if let Some(said) = said.lines().next() {
+            let (programs, remedy) = said.strip_prefix("missing: ").unwrap().split_once("; ").unwrap();
+            assert_eq!(programs.split(' ').collect::<Vec<_>>(), missing);
+            assert!(remedy.contains("apt-get install "), "{said}");
+        }
+    }
+    for target in ["test", "chaos"] {
+        let (_, said) = make(&["--dry-run", target], &[]);
+        assert!(said.lines().next().unwrap().contains("for one in redis-server="), "{target}: {said}");
+    }
+}
+
+#[test]
+fn what_the_tests_run_is_asked_for_before_or_can_be_missing() {
+    // Where one of these is missing, tests say that they are skipped, or do without.
+    let optional = ["curl", "docker", "git", "ldd", "prometheus", "promtool"];
+    // Without these there is no make; the last is what is tested.
+    let there = ["sh", "make", "chmod", "bin/meshquota"];
+    let needed = needed();
+    let mut seen = 0;
+    for file in files("tests").into_iter().filter(|file| file.ends_with(".rs")) {
+        for rest in read(&file).split("Command::new(\"").skip(1) {
+            let program = rest.split('"').next().unwrap();
+            let known = needed.iter().map(String::as_str).chain(optional).chain(there).any(|one| one == program);
+            assert!(known, "{file} runs {program}, which make test does not ask for");
+            seen += 1;
+        }
+    }
+    assert!(seen > 10, "{seen}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use support::docker::{docker, engine, run};
 use support::module::module;
-use support::project::{copy, project, read};
+use support::project::{copy, machine, project, read};
 use tempfile::tempdir;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -168,11 +168,33 @@ fn what_must_not_be_handed_out_becomes_no_image() {
 }
 
 #[test]
+fn a_folder_of_one_component_is_refused_where_it_is_named_and_not_where_other_names_have_it() {
+    let folder = tempdir().unwrap();
+    let leaking = folder.path().join("leaking.wasm");
+    let fine = fs::read(module()).unwrap();
+    for home in ["/src", "/library", "/core"] {
+        let name = format!("{home}/");
+        assert!(fine.windows(name.len()).any(|bytes| bytes == name.as_bytes()), "{home} is a part of no name");
+        let output = image(module(), folder.path(), &[("HOME", home)]);
+        assert!(output.status.success(), "{home}: {}", String::from_utf8_lossy(&output.stderr));
+        // The texts of a module follow each other, with nothing between them.
+        let rustc = format!("/rustc/{}/library/core/src/fmt/mod.rs", "0".repeat(40));
+        for before in ["", "it failed.", "crates", "crates/bytes-1.12.2/src/bytes.rs", "src/bucket.rs", &rustc] {
+            let leak = format!("{before}{home}/src/bucket.rs");
+            fs::write(&leaking, [&fine, leak.as_bytes()].concat()).unwrap();
+            let output = image(&leaking, folder.path(), &[("HOME", home)]);
+            let said = String::from_utf8(output.stderr).unwrap();
+            let told = said.contains(&format!("names {home}/, a folder of this machine"));
+            assert_eq!((output.status.code(), told), (Some(1), true), "{leak}: {said}");
+        }
+    }
+}
+
+#[test]
 fn the_module_names_no_folder_of_this_machine() {
     let bytes = fs::read(module()).unwrap();
     let text = String::from_utf8_lossy(&bytes);
-    let home = std::env::var("HOME").unwrap();
-    for folder in [home.as_str(), project().to_str().unwrap(), "/.cargo", "/registry/src", "/rustlib/src"] {
+    for folder in machine().iter().map(String::as_str).chain(["/.cargo", "/registry/src", "/rustlib/src"]) {
         assert!(!text.contains(&format!("{folder}/")), "{folder}");
     }
     assert!(text.contains("src/local.rs") || text.contains("crates/bytes-"), "panics name files, but not these");

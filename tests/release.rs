@@ -13,23 +13,28 @@ use serde_json::Value;
 use support::docker::run;
 use support::module::module;
 use support::program::program;
-use support::project::{below, project, read};
+use support::project::{below, machine, project, read};
 use tempfile::tempdir;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Gathers a release with this command line into the folder.
 fn dist(cli: &Path, to: &Path) -> Output {
-    Command::new("python3")
+    gather(cli, to).output().expect("python3 runs")
+}
+
+/// The command that does.
+fn gather(cli: &Path, to: &Path) -> Command {
+    let mut command = Command::new("python3");
+    command
         .arg(project().join("tools/dist.py"))
         .arg("--module")
         .arg(module())
         .arg("--cli")
         .arg(cli)
         .arg("--to")
-        .arg(to)
-        .output()
-        .expect("python3 runs")
+        .arg(to);
+    command
 }
 
 /// A folder with a release.
@@ -85,12 +90,11 @@ fn a_release_has_everything_and_each_file_is_what_the_sums_say() {
     same("bin/meshquota", program());
     same("meshquota.wasm", &release.path().join(format!("meshquota-{VERSION}.wasm")));
     same("meshquota-image.tar", &release.path().join(format!("meshquota-{VERSION}-image.tar")));
-    let home = std::env::var("HOME").unwrap();
     for file in named {
         let bytes = fs::read(folder.join(&file)).unwrap();
         let text = String::from_utf8_lossy(&bytes);
-        for machine in [home.as_str(), project().to_str().unwrap()] {
-            assert!(!text.contains(&format!("{machine}/")), "{file} names {machine}");
+        for folder in machine() {
+            assert!(!text.contains(&format!("{folder}/")), "{file} names {folder}");
         }
     }
     for file in ["completions/meshquota.bash", "completions/_meshquota", "man/meshquota.1", "man/meshquota-simulate.1"]
@@ -146,6 +150,15 @@ fn what_must_not_be_handed_out_stops_a_release() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!((output.status.code(), said.contains(expected)), (Some(1), true), "{said}");
         assert!(!folder.path().join("to").exists());
+    }
+}
+
+#[test]
+fn a_folder_that_is_a_part_of_other_names_stops_no_release() {
+    for home in ["/src", "/library", "/checkout", "/docs"] {
+        let folder = tempdir().unwrap();
+        let output = gather(program(), folder.path()).env("HOME", home).output().unwrap();
+        assert!(output.status.success(), "{home}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 

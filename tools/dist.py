@@ -79,7 +79,7 @@ def archive(files, folder):
 
 
 def checked(files):
-    """The files, where none of them names a folder of this machine."""
+    """The files, which were built here, where none of them names a folder of this machine."""
     for name, data in files.items():
         source.refuse_folders_of_this_machine(name, data, "run make dist, which builds without such")
     return files
@@ -93,12 +93,11 @@ def gather(module, cli):
     with tempfile.TemporaryDirectory() as work:
         image.write(module, Path(work))
         packed = (Path(work) / "meshquota-image.tar").read_bytes()
-    files = kept() | written_by(cli)
-    files["meshquota.wasm"] = module.read_bytes()
+    # The sources are the same for everyone, whatever they name, and what is in the image is checked where that is made.
+    built = {"meshquota.wasm": module.read_bytes(), "bin/meshquota": cli.read_bytes()}
+    files = kept() | checked(written_by(cli) | built)
     files["meshquota-image.tar"] = packed
-    files["bin/meshquota"] = cli.read_bytes()
     files[ENVIRONMENT] += MODULE_LINE
-    files = checked(files)
     files["SHA256SUMS"] = sums(files)
     system = f"{platform.system().lower()}-{platform.machine().lower()}"
     release = {

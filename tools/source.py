@@ -43,11 +43,34 @@ def time():
     return int(given)
 
 
+# What the build calls the source files of others: tools/build.sh and those who built the standard library gave these names. And
+# where the linker was built, which it says of itself.
+OF_OTHERS = re.compile(rb"(?:%s)/[\w.+/-]+?\.rs|/checkout/src/llvm-project/" % b"|".join([
+    rb"crates/[\w-]+-\d[\w.+-]*",
+    rb"target/(?:[\w-]+/)?(?:debug|release)/build/[\w-]+/out",
+    rb"/rustc/[0-9a-f]{40}",
+    rb"/rust/deps/[\w-]+-\d[\w.+-]*",
+]))
+
+
+def without_given_names(data):
+    """The data less the names of source files that the build gives on purpose, which are the same on every machine. A program
+    has its texts one behind the other, with nothing between them: so a name goes no further than its ending, and one of the
+    project's own files, which has no beginning that tells it apart, is one that is there."""
+    own = [file.relative_to(PROJECT) for part in ["src", "cli"] for file in (PROJECT / part).rglob("*.rs")]
+    data = OF_OTHERS.sub(b"\0", data)
+    # The longer first: one may be the end of another.
+    for name in sorted((str(file).encode() for file in own), key=len, reverse=True):
+        data = data.replace(name, b"\0")
+    return data
+
+
 def refuse_folders_of_this_machine(what, data, remedy):
-    """Fails where the data names a folder of this machine, which nothing may that is handed out. One as short as `/` says
-    nothing of a machine."""
+    """Fails where what was built names a folder of this machine, which nothing may that is handed out. One as short as `/` says
+    nothing of a machine, and one such as `/src` is also a part of names that say nothing of it."""
     home = Path.home()
     folders = {home, Path(os.environ.get("CARGO_HOME") or home / ".cargo"), PROJECT}
+    left = without_given_names(data)
     for folder in sorted(f"{folder}/" for folder in folders if len(folder.parts) > 1):
-        if folder.encode() in data:
+        if folder.encode() in left:
             raise Failure(f"{what} names {folder}, a folder of this machine: {remedy}")

@@ -10,6 +10,14 @@ pub fn project() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The folders that tell whose machine this is: the user's and the project's. A home that is the root is left out, and a project
+/// in a folder of a single component, such as `/src`: other names have these as a part, and a search for them tells nothing.
+pub fn machine() -> Vec<String> {
+    let folders = [(PathBuf::from(std::env::var_os("HOME").expect("there is a HOME")), 1), (project(), 2)];
+    let telling = folders.iter().filter(|(folder, short)| folder.components().count() > *short);
+    telling.map(|(folder, _)| folder.display().to_string()).collect()
+}
+
 /// What a file says, by its path inside the project.
 ///
 /// # Panics
