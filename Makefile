@@ -1,6 +1,5 @@
 # Short cuts. Each target says what it does in `make help`; CI calls the same ones.
 
-MODULE := target/wasm32-wasip1/release/meshquota.wasm
 TARGET := wasm32-wasip1
 PYTHON ?= python3
 DENY_VERSION := 0.20.2
