@@ -205,8 +205,13 @@ fn logs_that_are_packed_or_in_pieces_are_read_in_the_order_of_time() {
     expect(&simulate(&config, [gzip(&every_other(0)), gzip(&every_other(1))].concat()));
     let mut cut = gzip(&all);
     cut.truncate(cut.len() - 9);
-    let said = run_with(&["simulate", path(&config)], &[], cut);
-    assert_eq!((said.code, said.err.contains("meshquota: -:")), (2, true), "{}", said.err);
+    // What could be read counts, and is told to be not all.
+    let said = run_with(&["simulate", path(&config)], &[], &cut);
+    assert_eq!((said.code, said.err.as_str()), (1, ""), "{}", said.out);
+    let told = "\n1 of the logs could not be read to the end; what was read of it counts:\n  -:8: ";
+    assert!(said.out.starts_with("7 requests") && said.out.contains(told), "{}", said.out);
+    let said = run_with(&["simulate", path(&config)], &[], &cut[..20]);
+    assert_eq!((said.code, said.err.starts_with("meshquota: -:1: ")), (2, true), "{}", said.err);
 }
 
 #[test]
@@ -219,6 +224,57 @@ fn logs_that_are_longer_than_what_is_held_back_are_read_side_by_side() {
     let logs = [every_other(0), every_other(1)];
     let told = run(&["simulate", path(&config), path(&logs[0]), path(&logs[1]), "--json"]).json();
     assert_eq!((&told["requests"], &told["out_of_order"]), (&json!(80_000), &json!(0)));
+}
+
+#[test]
+fn a_clock_that_is_wrong_for_a_request_holds_up_no_other() {
+    let config = rules(r#"[{"name": "a", "limits": [{"capacity": 2, "refill": "1/min"}]}]"#);
+    let line = |at: u64, address: &str| {
+        format!("{{\"start_time\": {}, \"path\": \"/\", \"client_ip\": \"{address}\"}}\n", 1_767_225_600_000 + at)
+    };
+    let year = 365 * 86_400_000;
+    let of = |address: &str| (0..40_000).map(|minute| line(minute * 60_000, address)).collect::<String>();
+    let logs = [file(line(year, "192.0.2.1") + &of("192.0.2.1")), file(of("192.0.2.2"))];
+    let told = run(&["simulate", path(&config), path(&logs[0]), path(&logs[1]), "--json"]).json();
+    assert_eq!((&told["requests"], &told["denied"], &told["out_of_order"]), (&json!(80_001), &json!(0), &json!(0)));
+    // Where there is nothing left to be done about it, it is said.
+    let late = (0..40_000).map(|place| line(year - place, "192.0.2.1")).collect::<String>();
+    let said = run_with(&["simulate", path(&config)], &[], late);
+    assert!(
+        said.out.contains(", so who is denied is not to be trusted: is the clock of a proxy wrong?\n"),
+        "{}",
+        said.out
+    );
+}
+
+#[test]
+fn the_same_log_twice_is_refused() {
+    let (config, log) = (rules(BY_ADDRESS), file(istios_json()));
+    let said = run(&["simulate", path(&config), path(&log), path(&log)]);
+    let expected = format!("meshquota: {}: it is given twice, and would count twice\n", path(&log));
+    assert_eq!((said.code, said.err), (2, expected));
+}
+
+#[test]
+fn the_limit_that_denied_is_told() {
+    let config = rules(
+        r#"[{"name": "a", "key": [], "limits": [{"capacity": 2, "refill": "2/s"}, {"capacity": 4, "refill": "1/h"}]}]"#,
+    );
+    let at = [0, 0, 0, 1000, 1000, 1000, 2000];
+    let log = at.map(|at| format!("{{\"start_time\": {}, \"path\": \"/\"}}\n", 1_767_225_600_000_u64 + at)).concat();
+    let told = simulate(&config, &log);
+    let limits = told["rules"][0]["groups"][0]["limits"].as_array().unwrap();
+    // The fourth is the last that the hour allows.
+    assert_eq!(limits.iter().map(|limit| limit["denied"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2]);
+    let said = run_with(&["simulate", path(&config)], &[], log);
+    for part in [
+        "  limits of 1 caller, 1 of them denied:\n",
+        "every 500ms: denied 1 request\n",
+        "every 1h: denied 2 requests\n",
+        "          7         3       4/7  3, 7, 7\n",
+    ] {
+        assert!(said.out.contains(part), "{part}:\n{}", said.out);
+    }
 }
 
 fn gzip(text: &str) -> Vec<u8> {
@@ -250,7 +306,7 @@ fn what_is_not_understood_is_told_with_its_place_and_loses_nothing_else() {
         "  -:4: the time \"yesterday\" is not understood; expected RFC 3339, or seconds or milliseconds since 1970\n",
         "  -:11: it has no time\n",
         "  -:12: it has neither a method nor a path\n",
-        "per-ip: 7 requests of 3 callers, 2 denied (28.57%)\n  2 tokens at most, 1 more every 1s: 3 callers, 1 of them denied\n",
+        "per-ip: 7 requests of 3 callers, 2 denied (28.57%)\n  limits of 3 callers, 1 of them denied:\n  2 tokens at most, 1 more every 1s: denied 2 requests\n",
     ] {
         assert!(said.out.contains(part), "{part}:\n{}", said.out);
     }
@@ -293,7 +349,8 @@ fn a_rule_that_asks_for_what_no_log_has_is_told() {
             {"name": "b", "match": {"route": "checkout"}, "limits": [{"refill": "1/s"}]}]"#,
     );
     let told = simulate(&config, envoys_text());
-    assert_eq!((&told["missing"], &told["without_a_rule"]), (&json!(["x-api-key", "xds.route_name"]), &json!(7)));
+    // A rule that lacks a part of its key was met.
+    assert_eq!((&told["missing"], &told["without_a_rule"]), (&json!(["x-api-key", "xds.route_name"]), &json!(0)));
     assert_eq!(told["rules"][0]["skipped"], 7);
     let told = simulate(&config, istios_json());
     assert_eq!((&told["missing"], &told["rules"][0]["groups"][0]["callers"]), (&json!(["xds.route_name"]), &json!(3)));

@@ -27,10 +27,13 @@ pub fn simulate(simulation: &Simulation) -> Result<Answer, String> {
     let mut logs = Logs::open(&simulation.logs, format)?;
     let mut tally = Tally::new(config.rules.len(), MOST_CALLERS, simulation.top);
     let missing = Missing::default();
-    while let Some(entry) = logs.next()? {
+    while let Some(entry) = logs.next() {
         tally.request(entry.at_ms, &rule::apply(&config, &Asked { entry: &entry, missing: &missing }));
     }
     if tally.requests == 0 {
+        if let Some(cut) = logs.faults.cut.first() {
+            return Err(cut.clone());
+        }
         let hint = "say how the log is written with --format, or what its names mean with --field";
         return Err(match logs.faults.first.first() {
             Some(first) => format!("none of {} lines was understood; {first}; {hint}", logs.faults.count),

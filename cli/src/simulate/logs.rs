@@ -1,9 +1,12 @@
 //! The requests of access logs, in the order in which they began.
 //!
-//! A log is written in the order in which requests end, so some are held back until it is unlikely that an earlier one
-//! comes; and each proxy has a log of its own, so several are read side by side. No more is kept than what is held back.
+//! A log is written in the order in which requests end, so of each some are held back until it is unlikely that an earlier
+//! one comes; and each proxy has a log of its own, so several are read side by side. No more is kept than what is held back.
+//!
+//! Invariant: a request with a time that is far ahead, as of a clock that was wrong, holds up no other: it waits among those
+//! that are held back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -14,8 +17,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::entry::Entry;
 use super::format::Format;
 
-/// So many requests are held back, where they are not too large for memory.
+/// So many requests are held back of all logs together, where they are not too large for memory ...
 const HELD_BACK: usize = 1 << 15;
+
+/// ... and so many of each, where there are many logs.
+const HELD_BACK_OF_EACH: usize = 1 << 10;
 
 /// The memory that they may take, in bytes: for lines of two kilobytes, of which little can be left out.
 const MOST_MEMORY: usize = 1 << 26;
@@ -33,26 +39,30 @@ pub struct Faults {
     pub count: u64,
     /// The first of them: the place, and what is wrong.
     pub first: Vec<String>,
+    /// The logs that could not be read to their ends: the place, and why.
+    pub cut: Vec<String>,
 }
 
-/// The requests of one log.
+/// One log.
 struct Log {
     name: String,
     lines: Box<dyn BufRead>,
     number: u64,
     /// The line that was read last.
     line: Vec<u8>,
-    next: Option<Entry>,
+    /// Whether there is no more.
+    ended: bool,
+    /// The requests that are held back, by their times and in the order in which they were read, and their bytes in memory.
+    held: BTreeMap<(u64, u64), Entry>,
+    bytes: usize,
 }
 
 /// The requests of all logs.
 pub struct Logs {
     format: Format,
     logs: Vec<Log>,
-    /// The requests that are held back, by their times and in the order in which they were read.
-    held: BTreeMap<(u64, u64), Entry>,
-    held_bytes: usize,
-    read: u64,
+    /// The earliest request that is held back of each log: its time, and the log's place.
+    earliest: BTreeSet<(u64, usize)>,
     /// What was not understood so far.
     pub faults: Faults,
     progress: ProgressBar,
@@ -61,6 +71,11 @@ pub struct Logs {
 impl Logs {
     /// Opens logs, of which `-` is standard input. Those that are packed by gzip are unpacked.
     pub fn open(files: &[PathBuf], format: Format) -> Result<Self, String> {
+        if let Some(twice) =
+            files.iter().enumerate().find_map(|(place, file)| files.iter().take(place).find(|other| *other == file))
+        {
+            return Err(format!("{}: it is given twice, and would count twice", twice.display()));
+        }
         let size = files.iter().map(|file| std::fs::metadata(file).map(|data| data.len()).ok()).sum::<Option<u64>>();
         let progress = match size {
             Some(size) => {
@@ -74,47 +89,49 @@ impl Logs {
             ),
         };
         let logs = files.iter().map(|file| Log::open(file, &progress)).collect::<Result<_, _>>()?;
-        let mut logs =
-            Self { format, logs, held: BTreeMap::new(), held_bytes: 0, read: 0, faults: Faults::default(), progress };
+        let mut logs = Self { format, logs, earliest: BTreeSet::new(), faults: Faults::default(), progress };
         for place in 0..logs.logs.len() {
-            logs.advance(place)?;
+            logs.fill(place);
         }
         Ok(logs)
     }
 
     /// The next request.
-    pub fn next(&mut self) -> Result<Option<Entry>, String> {
-        while self.held.len() < HELD_BACK && self.held_bytes < MOST_MEMORY {
-            let next = |log: &Log| log.next.as_ref().map(|entry| entry.at_ms);
-            let earliest = self.logs.iter().enumerate().filter_map(|(place, log)| Some((next(log)?, place))).min();
-            let Some((_, place)) = earliest else { break };
-            if let Some(entry) = self.logs.get_mut(place).and_then(|log| log.next.take()) {
-                self.read += 1;
-                self.held_bytes += entry.size();
-                self.held.insert((entry.at_ms, self.read), entry);
-            }
-            self.advance(place)?;
-        }
-        let next = self.held.pop_first().map(|(_, entry)| entry);
-        self.held_bytes -= next.as_ref().map_or(0, Entry::size);
-        if next.is_none() {
+    pub fn next(&mut self) -> Option<Entry> {
+        let Some((_, place)) = self.earliest.pop_first() else {
             self.progress.finish_and_clear();
-        }
-        Ok(next)
+            return None;
+        };
+        let log = self.logs.get_mut(place)?;
+        let (_, entry) = log.held.pop_first()?;
+        log.bytes -= entry.size();
+        self.fill(place);
+        Some(entry)
     }
 
-    /// Reads a log on to its next request.
-    fn advance(&mut self, place: usize) -> Result<(), String> {
-        let Some(log) = self.logs.get_mut(place) else { return Ok(()) };
-        while log.read_line()? {
-            let line = &log.line;
+    /// Reads a log on until enough of it is held back. It is not among those whose earliest is known.
+    fn fill(&mut self, place: usize) {
+        let logs = self.logs.len().max(1);
+        let (most, most_bytes) = ((HELD_BACK / logs).max(HELD_BACK_OF_EACH), MOST_MEMORY / logs);
+        let Some(log) = self.logs.get_mut(place) else { return };
+        while log.held.is_empty() || (log.held.len() < most && log.bytes < most_bytes) {
+            match log.read_line() {
+                Ok(true) => {}
+                Ok(false) => break,
+                // What was read of it counts.
+                Err(what) => {
+                    self.faults.cut.push(what);
+                    break;
+                }
+            }
+            let line = String::from_utf8_lossy(&log.line);
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match self.format.read(String::from_utf8_lossy(line).trim_end_matches(['\n', '\r'])) {
+            match self.format.read(line.trim_end_matches(['\n', '\r'])) {
                 Ok(entry) => {
-                    log.next = Some(entry);
-                    break;
+                    log.bytes += entry.size();
+                    log.held.insert((entry.at_ms, log.number), entry);
                 }
                 Err(what) => {
                     self.faults.count += 1;
@@ -124,7 +141,7 @@ impl Logs {
                 }
             }
         }
-        Ok(())
+        self.earliest.extend(log.held.keys().next().map(|(at_ms, _)| (*at_ms, place)));
     }
 }
 
@@ -134,7 +151,7 @@ impl Log {
         let bytes: Box<dyn Read> = if name == "-" {
             Box::new(std::io::stdin())
         } else {
-            Box::new(File::open(file).map_err(|error| format!("{name}: {error}"))?)
+            Box::new(File::open(file).map_err(|error| not_opened(&name, &error))?)
         };
         let mut bytes = BufReader::with_capacity(1 << 16, progress.wrap_read(bytes));
         let start = bytes.fill_buf().map_err(|error| format!("{name}: {error}"))?;
@@ -143,15 +160,26 @@ impl Log {
         } else {
             Box::new(bytes)
         };
-        Ok(Self { name, lines, number: 0, line: Vec::new(), next: None })
+        Ok(Self { name, lines, number: 0, line: Vec::new(), ended: false, held: BTreeMap::new(), bytes: 0 })
     }
 
     /// Reads the next line, if there is one. The rest of one that is too long is a line of its own.
     fn read_line(&mut self) -> Result<bool, String> {
+        if self.ended {
+            return Ok(false);
+        }
         self.line.clear();
         self.number += 1;
-        let mut lines = self.lines.as_mut().take(LONGEST_LINE);
-        let length = lines.read_until(b'\n', &mut self.line);
-        length.map(|length| length > 0).map_err(|error| format!("{}:{}: {error}", self.name, self.number))
+        let read = self.lines.as_mut().take(LONGEST_LINE).read_until(b'\n', &mut self.line);
+        self.ended = !read.as_ref().is_ok_and(|length| *length > 0);
+        read.map(|_| !self.ended).map_err(|error| format!("{}:{}: {error}", self.name, self.number))
     }
+}
+
+/// Why a log could not be opened.
+fn not_opened(name: &str, error: &std::io::Error) -> String {
+    // POSIX calls it EMFILE.
+    let too_many = error.raw_os_error() == Some(24);
+    let remedy = if too_many { "; raise the limit with ulimit -n, or read fewer logs at once" } else { "" };
+    format!("{name}: {error}{remedy}")
 }

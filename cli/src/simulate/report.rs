@@ -14,6 +14,9 @@ use super::tally::{Group, MOST_CALLERS, RuleTally, Tally, Top};
 use crate::Answer;
 use crate::explain::{in_words, refill};
 
+/// One of so many requests that came out of order is enough to doubt the rest.
+const MANY_LATE: u64 = 100;
+
 /// The shares for which a limit is told, in thousandths.
 const SHARES: [(u64, &str); 3] = [(990, "99%"), (999, "99.9%"), (1000, "all")];
 
@@ -33,6 +36,7 @@ pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missi
         "would_deny": tally.watched,
         "without_a_rule": tally.unmet,
         "lines_not_understood": faults.count,
+        "logs_cut_short": faults.cut,
         "out_of_order": tally.late,
         "forgotten": tally.forgotten,
         "missing": missing,
@@ -53,11 +57,16 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     let _ = writeln!(text, "{} denied ({})", tally.denied, share(tally.denied, tally.requests));
     // Told where there is any.
     let forgotten = format!("callers forgotten, beyond {MOST_CALLERS}; one that came back was taken for somebody new");
-    let unusual: [(u64, &str, &[String]); 5] = [
+    let mut late = "that came out of order by very much; each counts at the time of the one before".to_owned();
+    if tally.late.saturating_mul(MANY_LATE) > tally.requests {
+        late.push_str(", so who is denied is not to be trusted: is the clock of a proxy wrong?");
+    }
+    let unusual: [(u64, &str, &[String]); 6] = [
         (tally.watched, "more that a rule would have denied, had it not only watched", &[]),
         (tally.unmet, "to which no rule applied", &[]),
         (faults.count, "lines not understood:", &faults.first),
-        (tally.late, "that came out of order by very much; each counts at the time of the one before", &[]),
+        (faults.cut.len() as u64, "of the logs could not be read to the end; what was read of it counts:", &faults.cut),
+        (tally.late, &late, &[]),
         (tally.forgotten, &forgotten, &[]),
     ];
     for (count, what, places) in unusual.into_iter().filter(|(count, ..)| *count > 0) {
@@ -102,20 +111,20 @@ fn tell_rule(text: &mut String, name: &str, rule: &RuleTally, top: usize) {
         );
         for top in &rule.top {
             let Top { key, asked, denied, peaks, most: [second, minute, hour] } = top;
-            let peak = peaks.iter().max().copied().unwrap_or(0);
-            let _ = writeln!(text, "  {key:width$}  {asked:>9} {denied:>9} {peak:>9}  {second}, {minute}, {hour}");
+            let peaks = peaks.iter().map(u64::to_string).collect::<Vec<_>>().join("/");
+            let _ = writeln!(text, "  {key:width$}  {asked:>9} {denied:>9} {peaks:>9}  {second}, {minute}, {hour}");
         }
     }
 }
 
 fn tell_group(text: &mut String, group: &Group) {
-    let Group { limits, callers, denied, mixed, needed, peaks, most } = group;
-    for (limit, (needed, peaks)) in limits.iter().zip(needed.iter().zip(peaks)) {
-        let _ = writeln!(text, "  {}: {}, {denied} of them denied", in_words(limit), count(*callers, "caller"));
-        if *mixed > 0 {
-            let _ =
-                writeln!(text, "    {mixed} of them with buckets that other limits charge too: no capacity is exact");
-        }
+    let Group { limits, callers, denied, denied_by, mixed, needed, peaks, most } = group;
+    let _ = writeln!(text, "  limits of {}, {denied} of them denied:", count(*callers, "caller"));
+    if *mixed > 0 {
+        let _ = writeln!(text, "  {mixed} of them with buckets that other limits charge too: no capacity is exact");
+    }
+    for ((limit, denied), (needed, peaks)) in limits.iter().zip(denied_by).zip(needed.iter().zip(peaks)) {
+        let _ = writeln!(text, "  {}: denied {}", in_words(limit), count(*denied, "request"));
         row(text, "a capacity that at this refill", SHARES.map(|(_, share)| share));
         row(text, "  passes so many of the requests", SHARES.map(|(share, _)| needed.at(share)));
         row(text, "  denies nothing to so many callers", SHARES.map(|(share, _)| peaks.at(share)));
@@ -140,10 +149,15 @@ fn rule_as_json(name: &str, rule: &RuleTally) -> Value {
         Value::Object(told.collect())
     };
     let groups = rule.groups.iter().map(|group| {
-        let limits = group.limits.iter().zip(group.needed.iter().zip(&group.peaks)).map(|(one, (needed, peaks))| {
-            let (requests, callers) = (quantiles(needed), quantiles(peaks));
-            let (capacity, refill) = (one.capacity().get(), refill(one));
-            json!({"capacity": capacity, "refill": refill, "capacity_for_requests": requests, "capacity_for_callers": callers})
+        let sizes = group.needed.iter().zip(&group.peaks);
+        let limits = group.limits.iter().zip(&group.denied_by).zip(sizes).map(|((one, denied), (needed, peaks))| {
+            json!({
+                "capacity": one.capacity().get(),
+                "refill": refill(one),
+                "denied": denied,
+                "capacity_for_requests": quantiles(needed),
+                "capacity_for_callers": quantiles(peaks),
+            })
         });
         let most = WINDOWS.iter().zip(&group.most).map(|(window, sizes)| ((*window).to_owned(), quantiles(sizes)));
         json!({

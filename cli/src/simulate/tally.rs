@@ -4,6 +4,7 @@
 //!
 //! Invariant: what is kept grows with the number of callers and never with that of requests, and not beyond [`MOST_CALLERS`].
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
@@ -77,6 +78,8 @@ pub struct Group {
     pub callers: u64,
     /// How many of them were ever denied.
     pub denied: u64,
+    /// For each limit: how many requests it denied. Of several that would have it is the one with the longest wait.
+    pub denied_by: Vec<u64>,
     /// How many of them had buckets that were charged by other limits as well.
     pub mixed: u64,
     /// For each limit: the tokens that had to be there for each request, had none before been denied.
@@ -142,7 +145,7 @@ impl Tally {
         let (first, last) = self.span.unwrap_or((at_ms, at_ms));
         self.late += u64::from(at_ms < last);
         let now_ms = at_ms.max(last);
-        self.span = Some((first.min(at_ms), now_ms));
+        self.span = Some((first, now_ms));
         let mut charges = Vec::new();
         for application in met {
             match application {
@@ -166,13 +169,12 @@ impl Tally {
             local: None,
         });
         let answers = answers.collect::<Vec<_>>();
-        let Some(decision) = decide(&answers) else {
-            self.unmet += 1;
-            return;
-        };
+        self.unmet += u64::from(met.is_empty());
+        let Some(decision) = decide(&answers) else { return };
         for (answer, (charge, said)) in answers.iter().zip(&charges) {
             let denied = matches!(rule_outcome(answer), RuleOutcome::Deny | RuleOutcome::ShadowDeny);
-            self.count(now_ms, charge, denied, matches!(said, Ok(Outcome::Never { .. })));
+            let said = said.as_ref().ok().filter(|_| denied);
+            self.count(now_ms, charge, said);
         }
         if decision.verdict.admits() {
             self.watched += u64::from(decision.would_deny.is_some());
@@ -200,19 +202,24 @@ impl Tally {
         self.callers.get_mut(key)
     }
 
-    /// Counts what was said to a charge, and what its caller wants.
-    fn count(&mut self, now_ms: u64, charge: &Charge, denied: bool, never: bool) {
+    /// Counts a charge, by what it was denied if it was, and what its caller wants.
+    fn count(&mut self, now_ms: u64, charge: &Charge, denial: Option<&Outcome>) {
         let Some(rule) = self.rules.get_mut(charge.rule) else { return };
         rule.asked += 1;
-        rule.denied += u64::from(denied);
-        rule.never += u64::from(never);
+        rule.denied += u64::from(denial.is_some());
+        rule.never += u64::from(matches!(denial, Some(Outcome::Never { .. })));
         let place = rule.group(charge);
         let Some(caller) = self.caller(now_ms, charge) else { return };
         caller.demand.add(now_ms, charge);
-        caller.count(charge.rule, place, denied);
+        caller.count(charge.rule, place, denial.is_some());
         let needed = caller.demand.now(charge.limits()).collect::<Vec<_>>();
-        let group = self.rules.get_mut(charge.rule).and_then(|rule| rule.groups.get_mut(place));
-        group.into_iter().flat_map(|group| &mut group.needed).zip(needed).for_each(|(sizes, tokens)| sizes.add(tokens));
+        let Some(group) = self.rules.get_mut(charge.rule).and_then(|rule| rule.groups.get_mut(place)) else { return };
+        group.needed.iter_mut().zip(needed).for_each(|(sizes, tokens)| sizes.add(tokens));
+        if let Some(Outcome::Denied { standing, .. } | Outcome::Never { standing }) = denial
+            && let Some(denied) = group.denied_by.get_mut(standing.limit)
+        {
+            *denied += 1;
+        }
     }
 
     /// Adds a caller, of whom no more comes, to those of its kind.
@@ -234,11 +241,10 @@ impl Tally {
                 peaks: limits.map(|limits| caller.demand.peaks(&limits)).unwrap_or_default(),
                 most: caller.demand.most(),
             };
-            let order = |top: &Top| (std::cmp::Reverse((top.denied, top.asked)), Rc::clone(&top.key));
-            let at = rule.top.partition_point(|other| order(other) < order(&top));
-            if at < self.top {
-                rule.top.insert(at, top);
-                rule.top.truncate(self.top);
+            rule.top.push(top);
+            // Sorted not each time, which would take long where many are wanted.
+            if rule.top.len() > self.top.saturating_mul(2).max(1000) {
+                rule.sort_top(self.top);
             }
         }
     }
@@ -248,6 +254,7 @@ impl Tally {
         while let Some((key, caller)) = self.callers.pop_lru() {
             self.settle(&key, &caller);
         }
+        self.rules.iter_mut().for_each(|rule| rule.sort_top(self.top));
     }
 }
 
@@ -272,9 +279,16 @@ impl RuleTally {
         let each = || vec![Sizes::default(); charge.limits().len()];
         let limits = charge.shared_limits();
         self.places.insert(Rc::clone(&limits), self.groups.len());
-        let (needed, peaks) = (each(), each());
-        self.groups.push(Group { limits, callers: 0, denied: 0, mixed: 0, needed, peaks, most: Default::default() });
+        let (needed, peaks, denied_by) = (each(), each(), vec![0; limits.len()]);
+        let most = Default::default();
+        self.groups.push(Group { limits, callers: 0, denied: 0, denied_by, mixed: 0, needed, peaks, most });
         self.groups.len() - 1
+    }
+
+    /// Keeps so many of those who are told.
+    fn sort_top(&mut self, top: usize) {
+        self.top.sort_by_key(|one| (Reverse((one.denied, one.asked)), Rc::clone(&one.key)));
+        self.top.truncate(top);
     }
 
     /// Adds a caller to its group.
