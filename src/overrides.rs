@@ -63,6 +63,20 @@ impl Overrides {
         self.allowances.is_empty()
     }
 
+    /// The networks that have an override.
+    pub fn networks(&self) -> impl Iterator<Item = &IpNet> {
+        self.networks.values().flat_map(HashMap::keys)
+    }
+
+    /// The most limits that one of them gives.
+    pub fn most_limits(&self) -> usize {
+        let limits = self.allowances.iter().map(|allowance| match allowance {
+            Allowance::Limits(limits) => limits.len(),
+            Allowance::Unlimited => 0,
+        });
+        limits.max().unwrap_or(0)
+    }
+
     /// What a caller of this identity and address may take, where that is not what the rule says. The address is asked
     /// for only where it counts.
     pub fn find(&self, identity: &str, address: impl FnOnce() -> Option<IpAddr>) -> Option<&Allowance> {

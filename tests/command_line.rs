@@ -14,7 +14,7 @@ use support::cluster::Cluster;
 use support::envoy::Setup;
 use support::http::{self, Unsaid};
 use support::listener::Listener;
-use support::program::{program, run, run_with};
+use support::program::{file, path, program, run, run_with};
 use support::project::{project, read};
 use support::server::{Kind, Server, free_port, wait_until};
 
@@ -233,6 +233,106 @@ fn a_caller_is_looked_at_without_a_trace_and_reset_alone() {
         );
         assert_eq!(left(&mut connection), None);
         assert_eq!(reset().code, 1, "there is nothing any more");
+    }
+}
+
+/// Rules whose limits depend on where a request comes from, and keys of two limits under each.
+const BY_NETWORK: &str = r#"{"client_ip": {"ipv4_prefix": 24}, "rules": [
+    {"name": "ip", "limits": [{"capacity": 5, "refill": "1/h"}],
+     "overrides": [{"cidrs": ["10.0.0.0/8", "2001:db8::/32", "192.0.2.128/25"], "limits": [{"capacity": 50, "refill": "1/h"}, {"capacity": 99, "refill": "1/h"}]}]},
+    {"name": "key", "key": [{"header": "x-k"}, "client_ip"], "limits": [{"capacity": 5, "refill": "1/h"}]},
+    {"name": "tenant", "key": [{"header": "x-k"}], "limits": [{"capacity": 5, "refill": "1/h"}],
+     "overrides": [{"cidrs": ["10.0.0.0/8"], "limits": [{"capacity": 50, "refill": "1/h"}, {"capacity": 99, "refill": "1/h"}]}]},
+    {"name": "wide", "namespace": "tenant", "key": [{"header": "x-k"}], "limits": [{"refill": "1/h"}, {"refill": "1/h"}, {"refill": "1/h"}]}
+]}"#;
+
+#[test]
+fn limits_of_a_network_are_found_for_whoever_is_in_it_however_he_is_named() {
+    let rules = file(BY_NETWORK);
+    let server = Server::start(Kind::Redis, &[]);
+    let url = format!("redis://127.0.0.1:{}", server.port());
+    let inspect = |caller: &[&str]| run(&[&["inspect", "--redis", &url, path(&rules)], caller].concat());
+    let limited: [&[&str]; 11] = [
+        &["ip", "10.1.1.1"],
+        &["ip", "10.1.1.1:99"],
+        &["ip", "::ffff:10.1.1.1"],
+        &["ip", "10.1.1.0/24"],
+        &["ip", "2001:db8:1:2::3"],
+        &["ip", "2001:db8:1:2::/64"],
+        &["ip", "--key", "quota:{ip:10.1.1.0/24}:0"],
+        &["ip", "--key", "quota:{ip:2001:db8:1:2::/64}:1"],
+        // The network of this caller has both limits, by the address.
+        &["ip", "192.0.2.200"],
+        &["ip", "192.0.2.0/24", "--client-ip", "192.0.2.128"],
+        &["tenant", "a", "--client-ip", "10.1.1.1"],
+    ];
+    for caller in limited {
+        let said = inspect(caller);
+        let capacities =
+            said.out.lines().filter(|line| line.contains(" 50 of 50 left") || line.contains(" 99 of 99 left"));
+        assert_eq!((said.code, capacities.count()), (0, 2), "{caller:?}: {}{}", said.out, said.err);
+    }
+    for caller in [
+        &["ip", "192.0.2.1"][..],
+        &["ip", "192.0.2.0/24", "--client-ip", "192.0.2.1:7"],
+        &["tenant", "a", "--client-ip", "192.0.2.1"],
+    ] {
+        assert!(inspect(caller).out.contains(" 5 of 5 left"), "{caller:?}");
+    }
+    let digest = run(&["explain", path(&rules), "--header", "x-k: a", "--client-ip", "192.0.2.1"]).out;
+    let key = digest
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("from ")?.split(": ").next().filter(|key| key.contains("{key:")))
+        .unwrap();
+    assert_eq!(inspect(&["key", "--key", key]).out, inspect(&["key", "a", "192.0.2.1"]).out);
+    let refused: [(&[&str], &str); 7] = [
+        (&["ip", "192.0.2.0/24"], "which limits ip has for this caller depends on its address: say it by --client-ip"),
+        (&["tenant", "a"], "which limits tenant has for this caller depends on its address: say it by --client-ip"),
+        (&["ip", "10.1.0.0/16"], "10.1.0.0/16 is not one caller of ip, and 10.1.0.0/24 is"),
+        (&["ip", "10.1.1.1", "--client-ip", "10.1.2.1"], "--client-ip 10.1.2.1: the caller is 10.1.1.0/24"),
+        (
+            &["ip", "--key", "quota:{tenant:#1}:0"],
+            "--key quota:{tenant:#1}:0: no key of ip; expected quota:{ip:IDENTITY}:0",
+        ),
+        (
+            &["ip", "--key", "quota:{ip:10.1.1.1}:x"],
+            "--key quota:{ip:10.1.1.1}:x: no key of ip; expected quota:{ip:IDENTITY}:0",
+        ),
+        (&["ip", "10.1.1.1/"], "the key of ip is one value: expected ADDRESS"),
+    ];
+    for (caller, expected) in refused {
+        let said = inspect(caller);
+        assert_eq!((said.code, said.err), (2, format!("meshquota: {expected}\n")), "{caller:?}: {}", said.out);
+    }
+    for arguments in [
+        &["explain", path(&rules), "--client-ip", "junk"][..],
+        &["inspect", "--redis", &url, path(&rules), "tenant", "a", "--client-ip", "junk"],
+    ] {
+        let said = run(arguments);
+        assert_eq!(
+            (said.code, said.err.contains("--client-ip <ADDRESS>': expected an IP address")),
+            (2, true),
+            "{}",
+            said.err
+        );
+    }
+}
+
+#[test]
+fn all_buckets_of_a_caller_are_reset_by_whichever_limits_he_was_charged() {
+    let rules = file(BY_NETWORK);
+    for kind in Kind::ALL {
+        let server = Server::start(kind, &[]);
+        let (url, mut connection) = (format!("redis://127.0.0.1:{}", server.port()), server.client());
+        let identity = "#ca978112ca1bbdcafac231b39a23dc4d";
+        let keys = (0..4).map(|limit| format!("quota:{{tenant:{identity}}}:{limit}")).collect::<Vec<_>>();
+        for key in keys.iter().chain([&format!("quota:{{key:{identity}|10.1.1.0/24}}:0")]) {
+            redis::cmd("HSET").arg(key).arg(&["tokens", "0", "ts", "1"]).exec(&mut connection).unwrap();
+        }
+        let said = run(&["reset", "--redis", &url, path(&rules), "tenant", "a", "--json"]);
+        // The fourth is of no rule.
+        assert_eq!((said.code, said.json()["removed"].clone()), (0, json!(keys[..3])), "{}", said.err);
+        assert_eq!(redis::cmd("DBSIZE").query::<u64>(&mut connection).unwrap(), 2);
     }
 }
 

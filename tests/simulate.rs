@@ -248,8 +248,11 @@ fn a_clock_that_is_wrong_for_a_request_holds_up_no_other() {
 }
 
 #[test]
-fn the_same_log_twice_is_refused() {
+fn what_would_be_read_twice_is_refused() {
     let (config, log) = (rules(BY_ADDRESS), file(istios_json()));
+    let said = run_with(&["simulate", "-"], &[], BY_ADDRESS);
+    let expected = "meshquota: -: standard input is either the configuration or a log; name a file for one of them\n";
+    assert_eq!((said.code, said.err.as_str()), (2, expected));
     let said = run(&["simulate", path(&config), path(&log), path(&log)]);
     let expected = format!("meshquota: {}: it is given twice, and would count twice\n", path(&log));
     assert_eq!((said.code, said.err), (2, expected));

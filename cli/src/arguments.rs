@@ -1,8 +1,11 @@
 //! What the command line can be told.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+
+use crate::caller;
 
 /// Quotas for a mesh: check and explain a configuration, look into a caller's buckets, reset them.
 #[derive(Debug, Parser)]
@@ -79,8 +82,8 @@ pub struct Request {
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
     pub headers: Vec<(String, String)>,
     /// The address that Envoy takes for the client's (source.address)
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub client_ip: String,
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = address)]
+    pub client_ip: IpAddr,
     /// A property of Envoy's, such as 'xds.route_name=checkout'; may be repeated
     #[arg(long = "property", value_name = "PATH=VALUE", value_parser = property)]
     pub properties: Vec<(String, String)>,
@@ -148,6 +151,12 @@ pub struct Caller {
     /// The values of the rule's key, one for each of its parts
     #[arg(value_name = "IDENTITY")]
     pub values: Vec<String>,
+    /// One of the caller's keys as Redis or simulate has it, in place of the values
+    #[arg(long, value_name = "KEY", conflicts_with = "values")]
+    pub key: Option<String>,
+    /// The caller's address, where overrides by networks count and the key does not say it
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub client_ip: Option<IpAddr>,
 }
 
 fn header(text: &str) -> Result<(String, String), String> {
@@ -157,6 +166,10 @@ fn header(text: &str) -> Result<(String, String), String> {
         return Err("expected a name before the colon".to_owned());
     }
     Ok((if name == "host" { ":authority".to_owned() } else { name }, value.trim().to_owned()))
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    caller::read(text).ok_or_else(|| "expected an IP address, with a port or without".to_owned())
 }
 
 fn property(text: &str) -> Result<(String, String), String> {

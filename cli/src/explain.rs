@@ -26,7 +26,7 @@ impl Facts for Request {
 
     fn property(&self, path: &[&str]) -> Option<Vec<u8>> {
         if path == ["source", "address"] {
-            return Some(self.client_ip.clone().into_bytes());
+            return Some(self.client_ip.to_string().into_bytes());
         }
         let path = path.join(".");
         self.properties.iter().find(|(other, _)| *other == path).map(|(_, value)| value.clone().into_bytes())

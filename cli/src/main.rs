@@ -6,6 +6,7 @@
 
 mod arguments;
 mod buckets;
+mod caller;
 mod check;
 mod document;
 mod explain;

@@ -11,6 +11,8 @@ mod report;
 mod sizes;
 mod tally;
 
+use std::path::Path;
+
 use meshquota::rule;
 
 use crate::arguments::Simulation;
@@ -22,6 +24,10 @@ use tally::{MOST_CALLERS, Tally};
 
 /// Runs the rules over the logs.
 pub fn simulate(simulation: &Simulation) -> Result<Answer, String> {
+    let stdin = Path::new("-");
+    if simulation.source.file == stdin && simulation.logs.iter().any(|log| log == stdin) {
+        return Err("-: standard input is either the configuration or a log; name a file for one of them".to_owned());
+    }
     let config = document::read_one(&simulation.source)?;
     let format = Format::new(simulation.format.as_deref(), &simulation.fields)?;
     let mut logs = Logs::open(&simulation.logs, format)?;
