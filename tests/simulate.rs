@@ -163,6 +163,103 @@ fn a_format_is_read_as_it_was_copied() {
 }
 
 #[test]
+fn a_text_that_begins_like_json_is_read_by_its_format() {
+    let config = rules(BY_ADDRESS);
+    // The path is not escaped, so this is no JSON.
+    let log = log(|(at, address, path, _)| {
+        format!("{{\"ts\":\"{}\",\"m\":\"GET\",\"p\":\"{path}\",\t\"ip\":{address}}}", time(*at))
+    });
+    let format = r#"{"ts":"%START_TIME%","m":"%REQ(:METHOD)%","p":"%REQ(:PATH)%",\t"ip":%DOWNSTREAM_REMOTE_ADDRESS%}"#;
+    expect(&run_with(&["simulate", path(&config), "--json", "--format", format], &[], log).json());
+}
+
+#[test]
+fn what_others_write_around_each_line_is_taken_off() {
+    let config = rules(BY_ADDRESS);
+    let docker = |line: &str| json!({"log": format!("{line}\n"), "stream": "stdout", "time": "2020-02-02T00:00:00Z"});
+    let docker = |line: &str| docker(line).to_string();
+    let wrappers: [&dyn Fn(&str) -> String; 4] = [
+        &|line| format!("2020-02-02T00:00:00.000000000Z stdout F {line}"),
+        &|line| format!("[pod/gateway-7f/istio-proxy] {line}"),
+        &|line| format!("envoy-1  | {line}"),
+        &docker,
+    ];
+    for wrapper in wrappers {
+        for log in [envoys_text(), istios_text(), istios_json()] {
+            let told = simulate(&config, log.lines().map(|line| wrapper(line) + "\n").collect::<String>());
+            assert_eq!(told["lines_not_understood"], 0, "{told}");
+            expect(&told);
+        }
+    }
+    // A format that was given is also that of what is within.
+    let log = log(|(at, address, path, _)| format!("envoy-1 | [{}] {path} {address}", time(*at)));
+    for format in [
+        "envoy-1 | [%START_TIME%] %REQ(:PATH)% %DOWNSTREAM_REMOTE_ADDRESS%",
+        "[%START_TIME%] %REQ(:PATH)% %DOWNSTREAM_REMOTE_ADDRESS%",
+    ] {
+        expect(&run_with(&["simulate", path(&config), "--json", "--format", format], &[], &log).json());
+    }
+    let part = "2020-02-02T00:00:00Z stdout P {\"start_time\": \n";
+    let said = run_with(&["simulate", path(&config)], &[], envoys_text() + part);
+    assert!(
+        said.out.contains("  -:8: it is a part of a line, which the container runtime has split\n"),
+        "{}",
+        said.out
+    );
+    assert_eq!(simulate(&config, format!("\u{feff}{}", envoys_text()))["lines_not_understood"], 0);
+}
+
+#[test]
+fn times_are_read_as_the_format_writes_them() {
+    let config = rules(BY_ADDRESS);
+    let written = |at: &u64| format!("01/Jan/2026:00:{:02}:{:02}.{:03} +0000", at / 60_000, at / 1000 % 60, at % 1000);
+    let operator = "%START_TIME(%d/%b/%Y:%H:%M:%E3S %z)%";
+    let text = log(|(at, address, path, _)| format!("{address} - - {} {path}", written(at)));
+    let format = format!("%DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT% - - {operator} %PATH(NQ:ORIG)%");
+    expect(&run_with(&["simulate", path(&config), "--json", "--format", &format], &[], text).json());
+    let json =
+        log(|(at, address, path, _)| json!({"at": written(at), "remote_address": address, "path": path}).to_string());
+    let field = format!("at={operator}");
+    expect(&run_with(&["simulate", path(&config), "--json", "--field", &field], &[], json).json());
+}
+
+#[test]
+fn the_headers_of_an_answer_are_not_those_of_its_request() {
+    let config = rules(
+        r#"[{"name": "a", "key": [], "cost": {"header": "x-cost"}, "limits": [{"capacity": 9, "refill": "1/h"}]}]"#,
+    );
+    let line = r#"{"response": {"headers": {"x-cost": "5"}}, "response_headers": {"x-cost": "5"}, "request": {"headers": {"x-cost": "2"}, "start_time": 1, "path": "/"}}"#;
+    assert_eq!(simulate(&config, line)["rules"][0]["top"][0]["most_in_a"]["second"], 2);
+}
+
+#[test]
+fn nothing_of_a_line_is_left_out_silently() {
+    let config = rules(BY_ADDRESS);
+    let one = r#"{"start_time": 1767225600, "path": "/"}"#;
+    let said = run_with(&["simulate", path(&config)], &[], format!("{one}\n{one} {one}\n{one}]\n"));
+    for part in [
+        "1 request from",
+        "2 lines not understood:\n  -:2: no JSON: trailing characters",
+        "  -:3: no JSON: trailing characters",
+    ] {
+        assert!(said.out.contains(part), "{part}: {}", said.out);
+    }
+    let fields = ["--field", "ip=%DOWNSTREAM_REMOTE_ADDRESS%", "--field", "path=%REQ(:PATH)%"];
+    let said = run_with(&[&["simulate", path(&config)], &fields[..]].concat(), &[], one);
+    assert!(said.out.contains("\nnamed by --field, and in no line of the log: ip\n"), "{}", said.out);
+    // What is quoted is cut.
+    let said = run_with(
+        &["simulate", path(&config)],
+        &[],
+        json!({"start_time": "x".repeat(100_000), "path": "/"}).to_string(),
+    );
+    assert!(said.err.len() < 500 && said.err.contains("xxx…\""), "{}", said.err.len());
+    let connections = "[2026-01-01T00:00:00.000Z] \"- - -\" 0 - 12 3 2 - \"-\" \"-\" \"-\" \"-\" \"10.0.0.1:80\"\n";
+    let said = run_with(&["simulate", path(&config)], &[], connections);
+    assert!(said.err.starts_with("meshquota: none of 1 lines has a method or a path; say how"), "{}", said.err);
+}
+
+#[test]
 fn the_time_of_a_request_is_that_of_its_start_whatever_else_has_a_time() {
     let config = rules(BY_ADDRESS);
     let since_1970 = |at: &u64| 1_767_225_600_000 + at;
@@ -303,12 +400,12 @@ fn what_is_not_understood_is_told_with_its_place_and_loses_nothing_else() {
     for part in [
         "7 requests from 2026-01-01T00:00:00Z to 2026-01-01T00:00:59.999Z (59s 999ms)\n2 denied (28.57%)\n",
         "1 more that a rule would have denied, had it not only watched\n",
-        "6 lines not understood:\n",
+        "5 lines not understood:\n",
+        "\n1 lines of no request: they have neither a method nor a path, as of TCP connections\n",
         "  -:2: it is neither JSON nor of the format of the log\n",
         "  -:3: no JSON: EOF while parsing an object at line 1 column 16\n",
-        "  -:4: the time \"yesterday\" is not understood; expected RFC 3339, or seconds or milliseconds since 1970\n",
+        "  -:4: the time \"yesterday\" is not understood; expected RFC 3339, or a number since 1970\n",
         "  -:11: it has no time\n",
-        "  -:12: it has neither a method nor a path\n",
         "per-ip: 7 requests of 3 callers, 2 denied (28.57%)\n  limits of 3 callers, 1 of them denied:\n  2 tokens at most, 1 more every 1s: denied 2 requests\n",
     ] {
         assert!(said.out.contains(part), "{part}:\n{}", said.out);
@@ -529,6 +626,14 @@ fn no_more_memory_is_taken_for_a_longer_log() {
 fn no_more_memory_is_taken_for_longer_lines() {
     let more = format!(r#", "x-trace": "{}""#, "x".repeat(200_000));
     let (told, early, late) = memory(&rules(BY_ADDRESS), 1000, 2000, |at| line(at, &more));
+    assert_eq!(told["requests"], 2000);
+    assert!(late < early + early / 4, "{early} KiB after 1000 requests, {late} KiB after 2000");
+}
+
+#[test]
+fn no_more_memory_is_taken_where_each_line_has_names_of_its_own() {
+    let name = "x".repeat(200_000);
+    let (told, early, late) = memory(&rules(BY_ADDRESS), 1000, 2000, |at| line(at, &format!(r#", "{name}{at}": 1"#)));
     assert_eq!(told["requests"], 2000);
     assert!(late < early + early / 4, "{early} KiB after 1000 requests, {late} KiB after 2000");
 }

@@ -6,10 +6,15 @@ mod buckets;
 mod demand;
 mod entry;
 mod format;
+mod json;
+mod line;
 mod logs;
+mod meaning;
 mod report;
 mod sizes;
 mod tally;
+mod time;
+mod wrapper;
 
 use std::path::Path;
 
@@ -20,6 +25,7 @@ use crate::{Answer, document};
 use entry::{Asked, Missing};
 use format::Format;
 use logs::Logs;
+use report::Gaps;
 use tally::{MOST_CALLERS, Tally};
 
 /// Runs the rules over the logs.
@@ -43,9 +49,13 @@ pub fn simulate(simulation: &Simulation) -> Result<Answer, String> {
         let hint = "say how the log is written with --format, or what its names mean with --field";
         return Err(match logs.faults.first.first() {
             Some(first) => format!("none of {} lines was understood; {first}; {hint}", logs.faults.count),
+            None if logs.faults.connections > 0 => {
+                format!("none of {} lines has a method or a path; {hint}", logs.faults.connections)
+            }
             None => "there is no request in the log".to_owned(),
         });
     }
     tally.finish();
-    Ok(report::report(&config, &tally, simulation.top, &logs.faults, &missing.names()))
+    let gaps = Gaps { faults: &logs.faults, missing: missing.names(), unmet: logs.format.unmet() };
+    Ok(report::report(&config, &tally, simulation.top, &gaps))
 }

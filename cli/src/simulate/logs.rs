@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use flate2::bufread::MultiGzDecoder;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::entry::Entry;
+use super::entry::{Entry, Unread};
 use super::format::Format;
 
 /// So many requests are held back of all logs together, where they are not too large for memory ...
@@ -39,6 +39,8 @@ pub struct Faults {
     pub count: u64,
     /// The first of them: the place, and what is wrong.
     pub first: Vec<String>,
+    /// How many lines tell of no request, as those of TCP connections.
+    pub connections: u64,
     /// The logs that could not be read to their ends: the place, and why.
     pub cut: Vec<String>,
 }
@@ -59,7 +61,8 @@ struct Log {
 
 /// The requests of all logs.
 pub struct Logs {
-    format: Format,
+    /// How they are written.
+    pub format: Format,
     logs: Vec<Log>,
     /// The earliest request that is held back of each log: its time, and the log's place.
     earliest: BTreeSet<(u64, usize)>,
@@ -133,7 +136,8 @@ impl Logs {
                     log.bytes += entry.size();
                     log.held.insert((entry.at_ms, log.number), entry);
                 }
-                Err(what) => {
+                Err(Unread::NoRequest) => self.faults.connections += 1,
+                Err(Unread::Fault(what)) => {
                     self.faults.count += 1;
                     if self.faults.first.len() < MOST_FAULTS {
                         self.faults.first.push(format!("{}:{}: {what}", log.name, log.number));

@@ -1,5 +1,6 @@
 //! What a simulation has found, for people and for scripts.
 
+use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
@@ -23,8 +24,19 @@ const SHARES: [(u64, &str); 3] = [(990, "99%"), (999, "99.9%"), (1000, "all")];
 /// What the windows are called.
 const WINDOWS: [&str; WINDOWS_MS.len()] = ["second", "minute", "hour"];
 
+/// What the logs did not say.
+pub struct Gaps<'a> {
+    /// What was not understood.
+    pub faults: &'a Faults,
+    /// What rules asked for in vain.
+    pub missing: Vec<String>,
+    /// The names that were told and met no line.
+    pub unmet: &'a BTreeSet<String>,
+}
+
 /// The report, which tells people of so many limits of each rule. The answer is no where a request would have been denied.
-pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missing: &[String]) -> Answer {
+pub fn report(config: &Config, tally: &Tally, top: usize, gaps: &Gaps<'_>) -> Answer {
+    let Gaps { faults, missing, unmet } = gaps;
     let names = config.rules.iter().map(|rule| rule.name().as_str());
     let rules = names.clone().zip(&tally.rules).map(|(name, rule)| rule_as_json(name, rule)).collect::<Vec<_>>();
     let (first, last) = tally.span.unwrap_or_default();
@@ -36,13 +48,15 @@ pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missi
         "would_deny": tally.watched,
         "without_a_rule": tally.unmet,
         "lines_not_understood": faults.count,
+        "lines_without_a_request": faults.connections,
         "logs_cut_short": faults.cut,
         "out_of_order": tally.late,
         "forgotten": tally.forgotten,
         "missing": missing,
+        "fields_not_met": unmet,
         "rules": rules,
     });
-    let mut text = summary(tally, faults, missing);
+    let mut text = summary(tally, gaps);
     for (name, rule) in names.zip(&tally.rules) {
         text.push('\n');
         tell_rule(&mut text, name, rule, top.max(1));
@@ -50,7 +64,8 @@ pub fn report(config: &Config, tally: &Tally, top: usize, faults: &Faults, missi
     Answer { yes: tally.denied == 0, text, json }
 }
 
-fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
+fn summary(tally: &Tally, gaps: &Gaps<'_>) -> String {
+    let Gaps { faults, missing, unmet } = gaps;
     let (first, last) = tally.span.unwrap_or_default();
     let took = humantime::format_duration(Duration::from_millis(last.saturating_sub(first)));
     let mut text = format!("{} from {} to {} ({took})\n", count(tally.requests, "request"), time(first), time(last));
@@ -61,10 +76,11 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     if tally.late.saturating_mul(MANY_LATE) > tally.requests {
         late.push_str(", so who is denied is not to be trusted: is the clock of a proxy wrong?");
     }
-    let unusual: [(u64, &str, &[String]); 6] = [
+    let unusual: [(u64, &str, &[String]); 7] = [
         (tally.watched, "more that a rule would have denied, had it not only watched", &[]),
         (tally.unmet, "to which no rule applied", &[]),
         (faults.count, "lines not understood:", &faults.first),
+        (faults.connections, "lines of no request: they have neither a method nor a path, as of TCP connections", &[]),
         (faults.cut.len() as u64, "of the logs could not be read to the end; what was read of it counts:", &faults.cut),
         (tally.late, &late, &[]),
         (tally.forgotten, &forgotten, &[]),
@@ -77,6 +93,10 @@ fn summary(tally: &Tally, faults: &Faults, missing: &[String]) -> String {
     }
     if !missing.is_empty() {
         let _ = writeln!(text, "asked for by rules, and in no line of the log: {}", missing.join(", "));
+    }
+    if !unmet.is_empty() {
+        let names = unmet.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(text, "named by --field, and in no line of the log: {names}");
     }
     text
 }
