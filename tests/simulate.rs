@@ -305,7 +305,7 @@ fn logs_that_are_packed_or_in_pieces_are_read_in_the_order_of_time() {
     // What could be read counts, and is told to be not all.
     let said = run_with(&["simulate", path(&config)], &[], &cut);
     assert_eq!((said.code, said.err.as_str()), (1, ""), "{}", said.out);
-    let told = "\n1 of the logs could not be read to the end; what was read of it counts:\n  -:8: ";
+    let told = "\n1 of the logs could not be read to the end; what was read counts:\n  -:8: ";
     assert!(said.out.starts_with("7 requests") && said.out.contains(told), "{}", said.out);
     let said = run_with(&["simulate", path(&config)], &[], &cut[..20]);
     assert_eq!((said.code, said.err.starts_with("meshquota: -:1: ")), (2, true), "{}", said.err);

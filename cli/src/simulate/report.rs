@@ -81,7 +81,7 @@ fn summary(tally: &Tally, gaps: &Gaps<'_>) -> String {
         (tally.unmet, "to which no rule applied", &[]),
         (faults.count, "lines not understood:", &faults.first),
         (faults.connections, "lines of no request: they have neither a method nor a path, as of TCP connections", &[]),
-        (faults.cut.len() as u64, "of the logs could not be read to the end; what was read of it counts:", &faults.cut),
+        (faults.cut.len() as u64, "of the logs could not be read to the end; what was read counts:", &faults.cut),
         (tally.late, &late, &[]),
         (tally.forgotten, &forgotten, &[]),
     ];
