@@ -243,6 +243,7 @@ const BY_NETWORK: &str = r#"{"client_ip": {"ipv4_prefix": 24}, "rules": [
     {"name": "key", "key": [{"header": "x-k"}, "client_ip"], "limits": [{"capacity": 5, "refill": "1/h"}]},
     {"name": "tenant", "key": [{"header": "x-k"}], "limits": [{"capacity": 5, "refill": "1/h"}],
      "overrides": [{"cidrs": ["10.0.0.0/8"], "limits": [{"capacity": 50, "refill": "1/h"}, {"capacity": 99, "refill": "1/h"}]}]},
+    {"name": "none", "key": [{"header": "x-k"}], "if_missing": "share", "limits": [{"capacity": 7, "refill": "1/h"}]},
     {"name": "wide", "namespace": "tenant", "key": [{"header": "x-k"}], "limits": [{"refill": "1/h"}, {"refill": "1/h"}, {"refill": "1/h"}]}
 ]}"#;
 
@@ -285,6 +286,8 @@ fn limits_of_a_network_are_found_for_whoever_is_in_it_however_he_is_named() {
         .find_map(|line| line.trim().strip_prefix("from ")?.split(": ").next().filter(|key| key.contains("{key:")))
         .unwrap();
     assert_eq!(inspect(&["key", "--key", key]).out, inspect(&["key", "a", "192.0.2.1"]).out);
+    // Those who have no key share a bucket, which no value names.
+    assert!(inspect(&["none", "--key", "quota:{none:}:0"]).out.starts_with("quota:{none:}:0: 7 of 7 left"));
     let refused: [(&[&str], &str); 7] = [
         (&["ip", "192.0.2.0/24"], "which limits ip has for this caller depends on its address: say it by --client-ip"),
         (&["tenant", "a"], "which limits tenant has for this caller depends on its address: say it by --client-ip"),
