@@ -39,6 +39,8 @@ pub enum Says {
     Header(Rc<str>),
     /// A property of the proxy by its path, joined by dots.
     Property(Rc<str>),
+    /// The address of the connection's other end, which is the client's where no proxy stands before this one.
+    Peer,
     /// Nothing that a rule asks for.
     Nothing,
 }
@@ -108,7 +110,8 @@ impl Entry {
     fn property(&self, path: &str) -> Option<&str> {
         let told = self.find(|says| matches!(says, Says::Property(other) if **other == *path)).map(|(_, value)| value);
         let forwarded = || self.header("x-forwarded-for")?.rsplit(',').next().map(str::trim);
-        if path == "source.address" { told.or_else(forwarded) } else { told }
+        let peer = || self.find(|says| *says == Says::Peer).map(|(_, value)| value);
+        if path == "source.address" { told.or_else(forwarded).or_else(peer) } else { told }
     }
 
     fn find(&self, is_it: impl Fn(&Says) -> bool) -> Option<(&Field, &str)> {
@@ -191,6 +194,7 @@ mod tests {
     fn the_last_address_of_x_forwarded_for_stands_in_for_one_that_is_not_logged() {
         let mut entry = Entry::default();
         entry.add(&Field::named(Says::Header("x-forwarded-for".into())), "198.51.100.1, 192.0.2.7");
+        entry.add(&Field::named(Says::Peer), "192.0.2.9:4711");
         assert_eq!(entry.property("source.address"), Some("192.0.2.7"));
         assert_eq!(entry.property("xds.route_name"), None);
         entry.add(&Field::named(Says::Property("source.address".into())), "192.0.2.8:4711");

@@ -11,6 +11,8 @@ impl Field {
     pub fn of_operator(name: &str, arguments: &str) -> Result<Self, String> {
         let property = |path: &str| Says::Property(path.into());
         Ok(Self::named(match name {
+            // With a length, only a network is left of an address.
+            _ if name.ends_with("_ADDRESS_WITHOUT_PORT") && !arguments.is_empty() => Says::Nothing,
             "START_TIME" => Says::Time(Form::new(arguments)?),
             "REQ" | "REQUEST_HEADER" | "REQ_WITHOUT_QUERY" => {
                 // `A?B` is B where there is no A. What a rule sees is the path before it was rewritten.
@@ -23,10 +25,7 @@ impl Field {
             }
             "PATH" => Says::Header(":path".into()),
             "DOWNSTREAM_REMOTE_ADDRESS" | "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT" => property("source.address"),
-            // It is the same, unless there is a proxy before this one.
-            "DOWNSTREAM_DIRECT_REMOTE_ADDRESS" | "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT" => {
-                return Ok(Self::guessed(property("source.address"), 4));
-            }
+            "DOWNSTREAM_DIRECT_REMOTE_ADDRESS" | "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT" => Says::Peer,
             "DOWNSTREAM_LOCAL_ADDRESS" => property("destination.address"),
             "DOWNSTREAM_PEER_URI_SAN" => property("connection.uri_san_peer_certificate"),
             "DOWNSTREAM_PEER_SUBJECT" => property("connection.subject_peer_certificate"),
@@ -62,7 +61,7 @@ impl Field {
             "downstream-remote-address" => property("source.address", 1),
             "client-ip" => property("source.address", 2),
             "remote-address" => property("source.address", 3),
-            "downstream-direct-remote-address" => property("source.address", 4),
+            "downstream-direct-remote-address" => Self::guessed(Says::Peer, 1),
             "downstream-peer-uri-san" => property("connection.uri_san_peer_certificate", 1),
             "requested-server-name" => property("connection.requested_server_name", 1),
             "route-name" => property("xds.route_name", 1),
