@@ -12,6 +12,7 @@ DEMO_PARTS := envoy-1.40.0 $(if $(shell command -v redis-server),,valkey-9.1.2.p
 
 # What is built is where the documents and the tools look for it, wherever the user has others put theirs.
 export CARGO_TARGET_DIR := $(CURDIR)/target
+unexport CARGO_BUILD_TARGET
 
 .DEFAULT_GOAL := help
 .PHONY: help build cli image dist version demo test bench chaos fuzz simulate lint docs chart tools target needed clean

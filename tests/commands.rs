@@ -145,8 +145,9 @@ fn make(arguments: &[&str], variables: &[(&str, &Path)]) -> (bool, String) {
 #[test]
 fn what_make_builds_is_where_the_documents_say_wherever_the_user_has_cargo_put_things() {
     let elsewhere = tempfile::tempdir().unwrap();
-    let told = ["--silent", "--eval", "told: ; @echo \"$$CARGO_TARGET_DIR\"", "told"];
-    let (_, said) = make(&told, &[("CARGO_TARGET_DIR", elsewhere.path())]);
+    // A target in the user's settings would put another folder between.
+    let told = ["--silent", "--eval", "told: ; @echo \"$$CARGO_TARGET_DIR$$CARGO_BUILD_TARGET\"", "told"];
+    let (_, said) = make(&told, &[("CARGO_TARGET_DIR", elsewhere.path()), ("CARGO_BUILD_TARGET", Path::new("/other"))]);
     assert_eq!(Path::new(said.trim()), project().join("target"));
 }
 
